@@ -1,0 +1,56 @@
+"""The interface of an attention backend, and what it needs to know of a model. Backends register by name in `choice.py`."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from benthic.forward import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Shapes of grouped-query attention: H query heads share G key/value heads."""
+
+    num_layers: int
+    num_heads: int  # H
+    num_kv_heads: int  # G
+    head_dim: int
+    scale: float
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+    max_seq_len: int  # longest context that will ever be asked for
+
+
+class AttentionBackend(ABC):
+    """Causal attention over a paged KV pool.
+
+    The pool is `kv`: [layers, pages + 1, 2, page_size, G, head_dim]; the last page is scratch (padded graph rows write there).
+    A call sequence for a forward: `begin` once, then for each layer `attend`, which first writes the new tokens' K and V.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, spec: AttentionSpec, kv: torch.Tensor) -> None:
+        self.spec = spec
+        self.kv = kv
+
+    @classmethod
+    @abstractmethod
+    def unsupported(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+        """Why this backend can't run there, in words, or None."""
+
+    @abstractmethod
+    def begin(self, batch: ForwardBatch) -> Any:
+        """Metadata for one forward pass (the same object goes to each layer). Capture-safe when batch.in_graph."""
+
+    @abstractmethod
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch, metadata: Any
+    ) -> torch.Tensor:
+        """Write k, v [T, G, head_dim] at batch.kv_slots, then attend q [T, H, head_dim] -> [T, H, head_dim].
+
+        Token t of a row at position p sees the row's positions 0..p. q, k have rope applied.
+        """

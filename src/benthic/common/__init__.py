@@ -1,0 +1,1 @@
+"""Errors, units and small maths that every other package may use. Pure: no I/O, no torch."""

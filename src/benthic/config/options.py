@@ -1,0 +1,119 @@
+"""The options as a user gives them: one table that makes the flags of `benthic serve`, the keys of `--config FILE` and
+the keyword arguments of `LLM(...)`. A value is None until somebody gives it."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from benthic.common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `kind` is what the command line parses: str, int or float (sizes and lists are strings, parsed later)."""
+
+    name: str  # Python name; the flag is `--` + name with dashes
+    kind: type
+    group: str
+    help: str
+    example: str
+    server_only: bool = False  # not an argument of LLM(...)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+_MODEL, _CACHE, _SCHED, _RUN, _HTTP = "Model", "Cache", "Scheduling", "Runner", "Server"
+
+OPTIONS: tuple[Option, ...] = (
+    Option("host", str, _HTTP, "Address to listen on. Anything but 127.0.0.1 lets other machines in.", "0.0.0.0", True),
+    Option("port", int, _HTTP, "TCP port; 0 takes a free one and prints it. Default 8000.", "8080", True),
+    Option("served_model_name", str, _HTTP, "Name in /v1/models and in requests. Default: MODEL.", "my-model", True),
+    Option("api_key", str, _HTTP, "Clients must send it as a bearer token. Also from BENTHIC_API_KEY.", "s3cret", True),
+    Option("grace_s", float, _HTTP, "Seconds that running requests get to finish at SIGTERM. Default 30.", "10", True),
+    Option("device", str, _MODEL, "auto, cpu or cuda. auto takes a GPU where there is one.", "cpu"),
+    Option("dtype", str, _MODEL, "auto, float32, bfloat16 or float16; weights, arithmetic and KV cache.", "float32"),
+    Option("max_context", int, _MODEL, "Tokens of one request at most (prompt + answer). Default: the model's own.", "4096"),
+    Option("seed", int, _MODEL, "Seed for requests that bring none. Default: drawn at start.", "1"),
+    Option("page_size", int, _CACHE, "Tokens a page: the unit of caching. A power of two; default 64.", "16"),
+    Option("l1_size", str, _CACHE, "Bytes of device memory for the KV cache, per rank.", "8GiB"),
+    Option("l1_pages", int, _CACHE, "The same in pages; give one of the two.", "1000"),
+    Option("l1_free_pages", int, _CACHE, "Pages that background eviction keeps free in each lane.", "8"),
+    Option("chunk_tokens", int, _SCHED, "Prefill tokens a tick, in whole pages: long prompts are cut.", "2048"),
+    Option("max_running", int, _SCHED, "Requests in one batch at most.", "64"),
+    Option("max_queue", int, _SCHED, "Requests that may wait; beyond it clients get 429. Default 1024.", "200"),
+    Option("queue_timeout", float, _SCHED, "Seconds a request may wait for its start before 503; 0: no bound.", "60"),
+    Option("attention_backend", str, _RUN, "torch (CPU, reference) or triton (GPU).", "triton"),
+    Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, comma-separated; `none`: no graphs.", "1,2,4,8"),
+    Option("profile_graph_memory", str, _RUN, "Folder for one memory snapshot a graph family (CUDA).", "./graphs"),
+    Option("log_level", str, _RUN, "debug, info, warning or error.", "debug"),
+)  # fmt: skip
+
+Options = make_dataclass(
+    "Options",
+    [("model", str | None, None), *((o.name, o.kind | None, None) for o in OPTIONS)],
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
+Options.__doc__ = "What the user gave, by option name; None: not given."
+
+
+def options_from_mapping(values: Mapping[str, Any], source: str) -> Any:
+    """Options from a file's or a caller's keys (dashes or underscores). Raises ConfigError on an unknown key or wrong type."""
+    known = {o.name: o for o in OPTIONS}
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name == "model":
+            parsed[name] = str(value)
+            continue
+        if name not in known:
+            raise ConfigError(f"{source}: unknown option {key!r}; known: {', '.join(sorted(known))}")
+        parsed[name] = None if value is None else _convert(known[name], value, source)
+    return Options(**parsed)
+
+
+def _convert(option: Option, value: Any, source: str) -> Any:
+    if option.kind is str:
+        return ",".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, bool):
+        raise ConfigError(f"{source}: {option.name} must be a number, e.g. {option.example}, not {value!r}")
+    try:
+        if option.kind is int and float(value) != int(value):
+            raise ValueError
+        return option.kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{source}: {option.name} must be a{'n integer' if option.kind is int else ' number'}, "
+            f"e.g. {option.example}, not {value!r}"
+        ) from None
+
+
+def read_config_file(path: Path) -> Any:
+    """Options from a TOML or JSON file (by its ending). Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: can't be read: {error}") from None
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--config {path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected a table of options, found {type(values).__name__}")
+    return options_from_mapping(values, f"--config {path}")
+
+
+def merge(first: Any, second: Any) -> Any:
+    """`first` where given, else `second`: flags before the file."""
+    return Options(
+        **{
+            f.name: getattr(second, f.name) if getattr(first, f.name) is None else getattr(first, f.name)
+            for f in fields(Options)
+        }
+    )

@@ -1,0 +1,77 @@
+"""The frozen configuration that parts receive. `None` means: derived from the machine and the model by the engine,
+which prints the value and the reason in the start-up table."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which weights, and in what arithmetic."""
+
+    model: str  # built-in name, GGUF file, checkpoint folder or hub id, as the user wrote it
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    device: str = "auto"  # auto | cpu | cuda
+    max_context: int | None = None  # tokens of one request at most; the model's own limit where left out
+    seed: int = 0  # of requests that bring none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The KV cache's tiers."""
+
+    page_size: int = 64  # tokens
+    l1_bytes: int | None = None  # per rank; at most one of bytes and pages is given
+    l1_pages: int | None = None
+    l1_free_pages: int | None = None  # per lane: what background eviction keeps free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Admission and batching."""
+
+    chunk_tokens: int | None = None  # prefill tokens a tick
+    max_running: int | None = None  # requests in the batch at most
+    max_queue: int = 1024  # requests waiting at most; beyond: 429
+    queue_timeout_s: float = 0.0  # a request that waited this long for its first admission gets 503; 0: no bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """How forward passes run."""
+
+    attention_backend: str | None = None
+    graph_batch_sizes: tuple[int, ...] | None = None  # rising; () turns decode graphs off
+    profile_graph_memory: Path | None = None
+    log_graph_buffers: bool = False  # BENTHIC_LOG_GRAPH_BUFFERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_key: str | None = None
+    grace_s: float = 30.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine process gets: everything but the HTTP side."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    runner: RunnerConfig
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything, validated."""
+
+    engine: EngineConfig
+    server: ServerConfig
