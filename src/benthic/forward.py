@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class StepInput:
     positions: Int64  # [T]
     kv_slots: Int64  # [T] where each new token's KV goes: page * page_size + offset
     seq_lens: Int32  # [R] context of each row, this step's tokens included
-    page_table: Int32  # [R, M] L1 page of each page of the row; entries past the row's length are 0
+    page_table: Int32  # [R, M] L1 page of each page of the row; past the row's length: any valid page
     state_slots: Int64  # [R] each row's request slot: the index of its state that lives on the device
     sample_rows: Int64  # [S] token rows (of T) to sample after: every decode row, and the last token of ended prefills
     sample_slots: Int64  # [S] slots that receive the sampled token

@@ -1,1 +1,1 @@
-
+"""Own kernels, one folder an operation: `__init__` checks and chooses, `reference` is torch, `kernel` Triton."""

@@ -1,1 +1,1 @@
-"""Runs forward passes: model runner, decode graphs, sampler, and the thread that keeps one step ahead of the scheduler."""
+"""Runs forward passes: model runner, decode graphs, sampler, and the thread that keeps one step ahead."""

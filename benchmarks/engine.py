@@ -1,0 +1,147 @@
+"""An engine in this process for benchmarks, and how fast it computes: prompts as token ids, greedy, no cache hits wanted."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benthic.config import options_from_mapping, resolve
+from benthic.engine.build import assemble
+from benthic.kvcache import page_hashes, root_hash
+from benthic.messages import Outputs, SamplingParams, Submit
+from benthic.models.registry import Checkpoint
+from benthic.weights.interface import TensorInfo
+from benthic.weights.model_config import LlamaConfig, RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One batch: what came out, and when."""
+
+    tokens: list[list[int]]
+    first_s: float  # until every request had its first token
+    total_s: float
+
+    @property
+    def decode_per_s(self) -> float:
+        """Tokens a second from the moment that every request had its first one."""
+        return sum(len(t) - 1 for t in self.tokens) / (self.total_s - self.first_s)
+
+
+class BenchEngine:
+    """Built from an open checkpoint and the engine's options."""
+
+    def __init__(self, checkpoint: Checkpoint, **options: object) -> None:
+        config = resolve(options_from_mapping(options, "benchmark")).engine
+        self.engine, self.ready = assemble(config, checkpoint, lambda what, done, total: None)
+        self._next_id = 0
+
+    def run(self, prompts: list[list[int]], max_tokens: int) -> Ran:
+        """Answer all prompts at once with `max_tokens` tokens each."""
+        root = root_hash(self.ready.namespace, str(self._next_id))  # a salt of its own: no run finds another's pages
+        ids = range(self._next_id, self._next_id + len(prompts))
+        self._next_id += len(prompts)
+        out: dict[int, list[int]] = {i: [] for i in ids}
+        messages = []
+        for i, prompt in zip(ids, prompts, strict=True):
+            data = np.array(prompt, np.int32).tobytes()
+            hashes = b"".join(page_hashes(root, data, self.ready.page_size))
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+            messages.append(Submit(id=i, prompt=data, root=root, hashes=hashes, params=params))
+        start = time.perf_counter()
+        first = 0.0
+        replies = self.engine.tick(list(messages))
+        while True:
+            for reply in replies:
+                if isinstance(reply, Outputs):
+                    tokens = np.frombuffer(reply.tokens, np.int32).tolist()
+                    for i, token in zip(np.frombuffer(reply.ids, np.int64).tolist(), tokens, strict=True):
+                        out[i].append(token)
+            if not first and all(out.values()):
+                first = time.perf_counter() - start
+            if self.engine.idle:
+                break
+            replies = self.engine.tick([])
+        return Ran(list(out.values()), first, time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.engine.close()
+
+
+class RandomReader:
+    """Tensors of a Llama drawn from N(0, 0.02) on `device`, by name: weights without a file."""
+
+    files = ()
+
+    def __init__(self, config: LlamaConfig, device: torch.device) -> None:
+        self._device = device
+        c = config
+        wide, rows, shared = c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+            "model.norm.weight": (c.hidden_size,),
+            "lm_head.weight": (c.vocab_size, c.hidden_size),
+        }
+        for i in range(c.num_layers):
+            p = f"model.layers.{i}."
+            shapes |= {
+                p + "input_layernorm.weight": (c.hidden_size,),
+                p + "post_attention_layernorm.weight": (c.hidden_size,),
+                p + "self_attn.q_proj.weight": (rows, c.hidden_size),
+                p + "self_attn.k_proj.weight": (shared, c.hidden_size),
+                p + "self_attn.v_proj.weight": (shared, c.hidden_size),
+                p + "self_attn.o_proj.weight": (c.hidden_size, rows),
+                p + "mlp.gate_proj.weight": (wide, c.hidden_size),
+                p + "mlp.up_proj.weight": (wide, c.hidden_size),
+                p + "mlp.down_proj.weight": (c.hidden_size, wide),
+            }
+        self._shapes = shapes
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def info(self, name: str) -> TensorInfo:
+        shape = self._shapes[name]
+        return TensorInfo(name, "BF16", shape, 2 * int(np.prod(shape)))
+
+    def raw(self, name: str) -> memoryview:
+        return memoryview(name.encode())  # the name is all that the numbers depend on
+
+    def load(self, name: str) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(list(self._shapes).index(name))
+        shape = self._shapes[name]
+        values = torch.empty(shape, device=self._device, dtype=torch.bfloat16)
+        values.normal_(0.0, 0.02, generator=generator)
+        return values.add_(1.0) if name.endswith("norm.weight") else values
+
+
+def random_llama(size: str, device: torch.device) -> Checkpoint:
+    """A random Llama in the shape of a known one: `1b` (Llama 3.2 1B, head untied) or `8b` (Llama 3.1 8B)."""
+    layers, hidden, wide, heads, shared = {
+        "1b": (16, 2048, 8192, 32, 8),
+        "8b": (32, 4096, 14336, 32, 8),
+        "tiny": (2, 64, 128, 4, 2),
+    }[size]
+    config = LlamaConfig(
+        architecture="llama",
+        vocab_size=128_256 if size != "tiny" else 500,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=shared,
+        head_dim=hidden // heads,
+        rms_norm_eps=1e-5,
+        max_position=16_384,
+        rope=RopeConfig(theta=500_000.0),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tie_embeddings=False,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+    return Checkpoint(config, RandomReader(config, device))

@@ -1,0 +1,140 @@
+"""From a start order to an engine that has warmed up. The only place that knows all the parts."""
+
+from collections.abc import Callable
+
+import torch
+
+from benthic.attention.choice import choose
+from benthic.attention.interface import AttentionSpec
+from benthic.common.errors import ConfigError
+from benthic.common.units import format_size
+from benthic.config import EngineConfig
+from benthic.engine.core import EngineCore, build_core
+from benthic.engine.derive import Machine, Sizes, derive
+from benthic.engine.plan import SchedulerLimits
+from benthic.messages import Derived, Ready
+from benthic.models.dtype import choose_dtype
+from benthic.models.registry import Checkpoint, load_model, model_namespace, open_checkpoint
+from benthic.runner.interface import RunnerInfo
+from benthic.runner.model_runner import ModelRunner
+from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page
+from benthic.weights.locate import Source
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+def build_engine(
+    config: EngineConfig, source: Source, progress: Progress = lambda what, done, total: None
+) -> tuple[EngineCore, Ready]:
+    """Load the model, size the tiers, warm up. Raises BenthicError where the model or the machine does not allow it."""
+    return assemble(config, open_checkpoint(source), progress)
+
+
+def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> tuple[EngineCore, Ready]:
+    """`build_engine` for a checkpoint that is open already (random weights, for example)."""
+    device, device_reason = _device(config.model.device)
+    dtype, dtype_reason = choose_dtype(config.model.dtype, device)
+    shape = checkpoint.config
+    backend = choose(config.runner.attention_backend, device, dtype, shape.head_dim)
+    page = bytes_per_page(shape.num_layers, config.cache.page_size, shape.num_kv_heads, shape.head_dim, dtype)
+    # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they leave.
+    derive(config, _machine(device, page, shape.max_position))
+    model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
+    sizes = derive(config, _machine(device, page, shape.max_position))
+    kv = allocate_pool(
+        num_layers=shape.num_layers,
+        num_pages=sizes.l1_pages,
+        page_size=config.cache.page_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    spec = AttentionSpec(
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        scale=model.scale,
+        page_size=config.cache.page_size,
+        dtype=dtype,
+        device=device,
+        max_seq_len=sizes.max_request_tokens,
+    )
+    namespace = model_namespace(checkpoint, weights_dtype=dtype, kv_dtype=dtype, page_size=config.cache.page_size)
+    info = RunnerInfo(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        max_position=shape.max_position,
+        eos_token_ids=shape.eos_token_ids,
+        namespace=namespace,
+    )
+    runner = ModelRunner(
+        model=model,
+        attention=backend(spec, kv),
+        kv=kv,
+        config=config.runner,
+        max_running=sizes.max_running,
+        max_seq_len=sizes.max_request_tokens,
+        page_size=config.cache.page_size,
+        chunk_tokens=sizes.chunk_tokens,
+        device=device,
+        info=info,
+    )
+    runner.warmup(progress)
+    limits = SchedulerLimits(
+        page_size=config.cache.page_size,
+        max_running=sizes.max_running,
+        max_request_tokens=sizes.max_request_tokens,
+        chunk_tokens=sizes.chunk_tokens,
+        l1_free_pages=sizes.l1_free_pages,
+        queue_timeout_us=int(config.scheduler.queue_timeout_s * 1e6),
+    )
+    engine = EngineCore(limits, build_core(limits, sizes.l1_pages), runner)
+    head = (
+        Derived("--device", str(device), device_reason),
+        Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
+        Derived("--attention-backend", backend.name, "given" if config.runner.attention_backend else f"best for {device.type}"),
+        Derived("decode graphs", _sizes_text(runner.graph_sizes), "captured" if device.type == "cuda" else "replayed eagerly"),
+        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
+    )  # fmt: skip
+    return engine, _ready(info, config, sizes, head)
+
+
+def _ready(info: RunnerInfo, config: EngineConfig, sizes: Sizes, head: tuple[Derived, ...]) -> Ready:
+    return Ready(
+        namespace=info.namespace,
+        page_size=config.cache.page_size,
+        max_request_tokens=sizes.max_request_tokens,
+        limit_reason=sizes.limit_reason,
+        vocab_size=info.vocab_size,
+        hidden_size=info.hidden_size,
+        max_running=sizes.max_running,
+        table=head + sizes.table,
+    )
+
+
+def _machine(device: torch.device, page: int, max_position: int) -> Machine:
+    return Machine(
+        on_gpu=device.type == "cuda",
+        available_bytes=available_memory(device),
+        bytes_per_page=page,
+        model_max_position=max_position,
+    )
+
+
+def _device(wanted: str) -> tuple[torch.device, str]:
+    if wanted == "cpu":
+        return torch.device("cpu"), "given"
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        return torch.device("cuda", 0), name if wanted == "auto" else f"given; {name}"
+    if wanted == "cuda":
+        raise ConfigError(
+            f"--device cuda: torch {torch.__version__} sees no GPU; `benthic doctor` says more, --device cpu works here"
+        )
+    return torch.device("cpu"), "no GPU found"
+
+
+def _sizes_text(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes)) if sizes else "none"

@@ -1,0 +1,226 @@
+"""`LLM`: the engine in the caller's own process, for scripts and benchmarks. No server, no sockets, the same scheduler and cache."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benthic.common.errors import RequestError
+from benthic.config import options_from_mapping, resolve
+from benthic.engine.build import build_engine
+from benthic.engine.core import EngineCore
+from benthic.kvcache import page_hashes, root_hash
+from benthic.messages import Abort, CacheState, Outputs, Ready, SamplingParams, Submit, ToEngine
+from benthic.text.choice import Choice, TextRules
+from benthic.text.text_model import CheckpointText
+from benthic.weights.locate import locate
+from benthic.weights.model_config import read_generation_defaults
+from benthic.weights.tokenizer import load_tokenizer
+
+_SAMPLING = frozenset(SamplingParams.__struct_fields__) - {
+    "max_tokens",
+    "stop_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One prompt's answer."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the KV cache
+
+
+@dataclass(slots=True)
+class _Running:
+    choice: Choice
+    tokens: list[int]
+    prompt_tokens: int
+    cached: int = 0
+    finish: str = ""
+
+
+class LLM:
+    """A model, its cache and its scheduler in this process. Use it as a context manager, or call `close`.
+
+    `options` are the engine's flags by name: `LLM("Qwen/Qwen3-0.6B", dtype="float32", page_size=16, l1_size="2GiB")`.
+    Raises BenthicError where the model can't be had or does not fit. Not thread-safe.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        given = options_from_mapping({**({"model": model} if model else {}), **options}, "LLM(...)")
+        config = resolve(given).engine
+        source = locate(config.model.model)
+        self._text = CheckpointText(load_tokenizer(source))
+        self._end_tokens = read_generation_defaults(source).eos_token_ids
+        self._seeds = itertools.count(config.model.seed)
+        self._engine, self._ready = build_engine(config, source)
+        self._ids = itertools.count()
+
+    @property
+    def info(self) -> Ready:
+        """Limits, and the table of everything that was derived."""
+        return self._ready
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine itself, for benchmarks that look inside."""
+        return self._engine
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the start token where the model has one."""
+        return self._text.encode(text, add_special_tokens=True)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for an answer."""
+        return self._text.encode(self._text.render_chat(messages, {}), add_special_tokens=False)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        skip_special_tokens: bool = True,
+        cache_salt: str | None = None,
+        progress: bool = False,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Answers to `prompts` (texts, or lists of token ids), in order. `sampling` are fields of SamplingParams.
+
+        Raises RequestError, before anything runs, where a prompt is empty or too long or a field is unknown.
+        """
+        if unknown := set(sampling) - _SAMPLING:
+            raise RequestError(f"unknown sampling field {min(unknown)!r}; known: {', '.join(sorted(_SAMPLING))}")
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [self.encode(p) if isinstance(p, str) else list(p) for p in texts]
+        for i, tokens in enumerate(ids):
+            self._check(i, tokens, max_tokens)
+        ends = () if ignore_eos else self._end_tokens
+        rules = TextRules(
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            include_stop=False,
+            skip_special=skip_special_tokens,
+            strip_start=True,
+            end_tokens=frozenset(ends),
+            min_tokens=sampling.get("min_tokens", 0),
+        )
+        seed = sampling.pop("seed", None)
+        running: dict[int, _Running] = {}
+        submits: list[ToEngine] = []
+        for tokens in ids:
+            params = SamplingParams(
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(dict.fromkeys((*ends, *stop_token_ids))),
+                seed=next(self._seeds) if seed is None else seed,
+                **sampling,
+            )
+            submit = self._submit(tokens, cache_salt, params)
+            running[submit.id] = _Running(Choice.open(0, rules, self._text.token_bytes), [], len(tokens))
+            submits.append(submit)
+        self._run(submits, running, progress)
+        return [self._completion(r) for r in running.values()]
+
+    def state(self) -> CacheState:
+        """The cache and the queue, as `/cache` shows them."""
+        return self._engine.state()
+
+    def close(self) -> None:
+        """Release the model and its memory."""
+        self._engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, index: int, tokens: list[int], max_tokens: int) -> None:
+        limit = self._ready.max_request_tokens
+        if not tokens:
+            raise RequestError(
+                f"prompt {index} is empty: this model adds no start token, so there is nothing to compute"
+            )
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens {max_tokens}: must be at least 1")
+        if len(tokens) + max_tokens > limit:
+            raise RequestError(
+                f"prompt {index} has {len(tokens)} tokens and max_tokens is {max_tokens}: together {len(tokens) + max_tokens}, "
+                f"but a request holds at most {limit} tokens (set by {self._ready.limit_reason})"
+            )
+        if not all(0 <= t < self._ready.vocab_size for t in tokens):
+            raise RequestError(f"prompt {index} has a token id outside 0 … {self._ready.vocab_size - 1}")
+
+    def _submit(self, tokens: list[int], salt: str | None, params: SamplingParams) -> Submit:
+        prompt = np.array(tokens, np.int32).tobytes()
+        root = root_hash(self._ready.namespace, salt)
+        hashes = b"".join(page_hashes(root, prompt, self._ready.page_size))
+        return Submit(id=next(self._ids), prompt=prompt, root=root, hashes=hashes, params=params)
+
+    def _run(self, submits: list[ToEngine], running: dict[int, _Running], progress: bool) -> None:
+        messages = submits
+        with _bar(len(running), progress) as advance:
+            try:
+                while messages or not self._engine.idle:
+                    aborts: list[int] = []
+                    for reply in self._engine.tick(messages):
+                        if isinstance(reply, Outputs):
+                            aborts += _take(reply, running)
+                            advance(sum(f.reason != "abort" for f in reply.finished) + len(aborts))
+                    messages = [Abort(tuple(aborts))] if aborts else []
+            except KeyboardInterrupt:
+                self._engine.tick([Abort(tuple(running))])
+                while not self._engine.idle:
+                    self._engine.tick([])
+                raise
+
+    def _completion(self, r: _Running) -> Completion:
+        piece = r.choice.take()
+        text = piece.text if piece else ""
+        return Completion(text, r.tokens, r.finish, r.prompt_tokens, r.cached)
+
+
+def _take(outputs: Outputs, running: dict[int, _Running]) -> list[int]:
+    """Add what came to the answers; returns the ids that a stop string has ended."""
+    ended = []
+    for p in outputs.prefilled:
+        running[p.id].cached = p.cached_l1
+    ids = np.frombuffer(outputs.ids, np.int64).tolist()
+    for request_id, token in zip(ids, np.frombuffer(outputs.tokens, np.int32).tolist(), strict=True):
+        r = running[request_id]
+        if r.finish:
+            continue
+        r.tokens.append(token)
+        r.choice.push([token])
+        if r.choice.finish is not None:
+            r.finish = "stop"
+            ended.append(request_id)
+    for f in outputs.finished:
+        r = running[f.id]
+        if not r.finish:
+            r.choice.end(f.reason)
+            r.finish = f.reason
+    return ended
+
+
+@contextlib.contextmanager
+def _bar(total: int, show: bool) -> Iterator[Any]:
+    if not show:
+        yield lambda count: None
+        return
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,210 @@
+"""One step: upload, forward (decode graph or eager), sample, start the way back. Runs on the runner's thread."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benthic.attention.interface import AttentionBackend
+from benthic.forward import ForwardBatch, LogprobRows, StepInput, StepOutput
+from benthic.runner.copy_out import CopyOut, InFlight
+from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
+from benthic.runner.sampler import DeviceLogprobs, Sampler, log_probabilities
+from benthic.runner.sampling_plan import SamplingPlan
+from benthic.runner.staging import Staging
+
+PROMPT_LOGPROB_ROWS = 512  # rows whose logits exist at once: 512 x 128k x 4 B = 0.26 GB
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose work is queued."""
+
+    flight: InFlight
+    finish: Callable[[dict[str, NDArray[Any]]], StepOutput]
+
+    def done(self) -> bool:
+        """Whether `output` would return at once."""
+        return self.flight.done()
+
+    def output(self) -> StepOutput:
+        """Wait for the copies."""
+        return self.finish(self.flight.wait())
+
+
+class StepExecutor:
+    """Owns what steps leave on the device between each other: last_tokens, penalty counts, static buffers."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        attention: AttentionBackend,
+        graphs: DecodeGraphs,
+        last_tokens: torch.Tensor,
+        sampler: Sampler,
+        shape: RunnerShape,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._graphs = graphs
+        self._last_tokens = last_tokens
+        self._sampler = sampler
+        self._staging = Staging(shape.device)
+        self._copy_out = CopyOut(shape.device)
+
+    def execute(self, step: StepInput) -> Launched:
+        """Queue the step's work; on a CPU, do it."""
+        plan = self._sampler.plan(step.sampling, step.penalty_inits)
+        arrays = dict(plan.arrays)
+        arrays["sample_slots"] = step.sample_slots
+        size = self._graph_size(step)
+        arrays.update(_eager_arrays(step) if size is None else self._graphs.pad(step, size))
+        tensors = self._staging.upload(arrays)
+        self._sampler.start_penalties(tensors)
+        results: Tensors = {}
+        greedy = None
+        if size is None:
+            hidden = self._eager(step, tensors)
+            self._prompt_logprobs(step, hidden, tensors, results)
+            sampled_hidden = hidden.index_select(0, tensors["sample_rows"])
+            logits = self._model.logits(sampled_hidden) if plan.num_rows else None
+        else:
+            decoded = self._graphs.replay(size, step.num_decode, tensors)
+            sampled_hidden, logits, greedy = decoded.hidden, decoded.logits, decoded.tokens
+        if logits is not None:
+            self._sample(plan, tensors, sampled_hidden, logits, greedy, results)
+        return Launched(self._copy_out.start(results), _Assembly(step, plan))
+
+    def _graph_size(self, step: StepInput) -> int | None:
+        if step.num_tokens != step.num_decode or step.num_decode == 0:
+            return None
+        assert np.array_equal(step.sample_slots, step.state_slots), "a decode step samples each of its rows, in order"
+        return self._graphs.size_for(step.num_decode)
+
+    def _eager(self, step: StepInput, tensors: Tensors) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of any step."""
+        num_decode = step.num_decode
+        input_ids = tensors["token_ids"].to(torch.int64)
+        if num_decode:
+            input_ids[:num_decode] = self._last_tokens.index_select(0, tensors["decode_slots"])
+        batch = ForwardBatch(
+            num_tokens=step.num_tokens,
+            num_decode=num_decode,
+            max_seq_len=int(step.seq_lens.max()),
+            max_query_len=int(step.query_lens.max()) if len(step.query_lens) else 0,
+            input_ids=input_ids,
+            positions=tensors["positions"],
+            kv_slots=tensors["kv_slots"],
+            seq_lens=tensors["seq_lens"],
+            page_table=tensors["page_table"],
+            cu_query_lens=tensors["cu_query_lens"],
+            query_lens_host=tuple(step.query_lens.tolist()),
+            seq_lens_host=tuple(step.seq_lens.tolist()),
+        )
+        return self._model(batch, self._attention, self._attention.begin(batch))
+
+    def _sample(
+        self,
+        plan: SamplingPlan,
+        tensors: Tensors,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        greedy: torch.Tensor | None,
+        results: Tensors,
+    ) -> None:
+        sampled = self._sampler.sample(logits, plan, tensors, greedy)
+        if sampled.tokens is not greedy:  # the graph has put its own argmax there already
+            self._last_tokens.index_copy_(0, tensors["sample_slots"], sampled.tokens)
+        results["tokens"] = sampled.tokens.to(torch.int32)
+        if sampled.logprobs is not None:
+            _put("logprobs", sampled.logprobs, results)
+        if "hidden_rows" in tensors:
+            results["hidden"] = hidden.index_select(0, tensors["hidden_rows"]).float()
+
+    def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor, tensors: Tensors, results: Tensors) -> None:
+        for i, (first, count, num_top, _) in enumerate(step.prompt_logprobs):
+            parts = []
+            for start in range(0, count, PROMPT_LOGPROB_ROWS):
+                stop = min(start + PROMPT_LOGPROB_ROWS, count)
+                logits = self._model.logits(hidden[first + start : first + stop])
+                parts.append(log_probabilities(logits, tensors[f"prompt{i}"][start:stop].to(torch.int64), num_top))
+            if parts:
+                _put(f"prompt{i}", _concatenate(parts), results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """From what came back to a StepOutput."""
+
+    step: StepInput
+    plan: SamplingPlan
+
+    def __call__(self, arrays: dict[str, NDArray[Any]]) -> StepOutput:
+        logprobs = None
+        if "logprobs.chosen" in arrays:
+            logprobs = _spread(_take("logprobs", arrays), self.plan.logprob_rows, self.plan.num_rows)
+        empty = LogprobRows(
+            chosen=np.zeros(0, np.float32), top_ids=np.zeros((0, 0), np.int32), top=np.zeros((0, 0), np.float32)
+        )
+        return StepOutput(
+            tokens=arrays.get("tokens", np.zeros(0, dtype=np.int32)),
+            logprobs=logprobs,
+            prompt_logprobs=tuple(
+                _take(f"prompt{i}", arrays) if count else empty
+                for i, (_, count, _, _) in enumerate(self.step.prompt_logprobs)
+            ),
+            hidden=arrays.get("hidden"),
+        )
+
+
+def _eager_arrays(step: StepInput) -> dict[str, NDArray[Any]]:
+    cu_query_lens = np.zeros(len(step.query_lens) + 1, dtype=np.int32)
+    np.cumsum(step.query_lens, out=cu_query_lens[1:])
+    arrays: dict[str, NDArray[Any]] = {
+        "token_ids": step.token_ids,
+        "positions": step.positions,
+        "kv_slots": step.kv_slots,
+        "seq_lens": step.seq_lens,
+        "page_table": step.page_table,
+        "decode_slots": step.state_slots[: step.num_decode],
+        "sample_rows": step.sample_rows,
+        "cu_query_lens": cu_query_lens,
+    }
+    for i, (_, count, _, tokens) in enumerate(step.prompt_logprobs):
+        assert len(tokens) == count
+        arrays[f"prompt{i}"] = tokens
+    return arrays
+
+
+def _put(name: str, rows: DeviceLogprobs, results: Tensors) -> None:
+    results[name + ".chosen"], results[name + ".top_ids"], results[name + ".top"] = rows.chosen, rows.top_ids, rows.top
+
+
+def _take(name: str, arrays: dict[str, NDArray[Any]]) -> LogprobRows:
+    return LogprobRows(chosen=arrays[name + ".chosen"], top_ids=arrays[name + ".top_ids"], top=arrays[name + ".top"])
+
+
+def _concatenate(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
+    return DeviceLogprobs(
+        torch.cat([p.chosen for p in parts]),
+        torch.cat([p.top_ids for p in parts]),
+        torch.cat([p.top for p in parts]),
+    )
+
+
+def _spread(found: LogprobRows, rows: NDArray[np.int64], num_rows: int) -> LogprobRows:
+    """All S rows; those that asked for nothing hold NaN and -1."""
+    if len(rows) == num_rows:
+        return found
+    width = found.top.shape[1]
+    chosen = np.full(num_rows, np.nan, dtype=np.float32)
+    top_ids = np.full((num_rows, width), -1, dtype=np.int32)
+    top = np.full((num_rows, width), np.nan, dtype=np.float32)
+    chosen[rows], top_ids[rows], top[rows] = found.chosen, found.top_ids, found.top
+    return LogprobRows(chosen=chosen, top_ids=top_ids, top=top)
