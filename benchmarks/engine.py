@@ -1,4 +1,7 @@
-"""An engine in this process for benchmarks, and how fast it computes: prompts as token ids, greedy, no cache hits wanted."""
+"""An engine in this process for benchmarks, and how fast it computes.
+
+Prompts as token ids, greedy, no cache hits wanted.
+"""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from benthic.engine.build import assemble
 from benthic.kvcache import page_hashes, root_hash
 from benthic.messages import Outputs, SamplingParams, Submit
 from benthic.models.registry import Checkpoint
-from benthic.weights.interface import TensorInfo
+from benthic.weights.tensor_info import TensorInfo
 from benthic.weights.model_config import LlamaConfig, RopeConfig
 
 

@@ -1,7 +1,8 @@
-"""Offline throughput through the whole engine against transformers on the same weights, dtype and threads, in the same run.
+"""Offline throughput through the whole engine against transformers on the same weights, dtype and threads.
 
-`python -m benchmarks.offline [--json] [--dtype float32|bfloat16] [--model NAME | --random 1b|8b]`. Keys: `prefill`, `decode_1`, `decode_8`
-(tokens/s), `peer_…` for transformers, `ratio_…`; on a GPU `decode_…_no_graphs` too. Runs alternate, ours then the peer's; medians.
+`python -m benchmarks.offline [--json] [--dtype float32|bfloat16] [--model NAME | --random 1b|8b]`. Keys: `prefill`,
+`decode_1`, `decode_8` (tokens/s), `peer_…` for transformers, `ratio_…`; on a GPU `decode_…_no_graphs` too. Runs
+alternate, ours then the peer's; medians.
 """
 
 import random
@@ -18,7 +19,7 @@ from benthic.weights.locate import locate
 
 PREFILL_TOKENS = 2048
 PROMPT_TOKENS = 128
-TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.5}  # gap of the two best logits below which rounding may choose
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.25}  # gap of the two best logits below which rounding may choose
 
 
 def prompts(dice: random.Random, count: int, length: int, vocab: int) -> list[list[int]]:
@@ -69,10 +70,13 @@ def main() -> None:
         rows.append((label, f"{ours:,.1f} tokens/s; transformers {theirs:,.1f}; ratio {ratio:.2f}{bound}"))
         figures.update({name: ours, f"peer_{name}": theirs, f"ratio_{name}": ratio})
 
+    total = 0
     for count in batches:  # warm up, and check the answers before any time is reported
         ids = prompts(dice, count, PROMPT_TOKENS, vocab)
         agreed = assert_same_tokens(engine.run(ids, 8).tokens, peer.run(ids, 8), TOLERANCE[dtype])
         rows.append((f"same tokens, batch {count}", f"{agreed} compared"))
+        total += agreed
+    assert total, "no token was far enough from a tie to compare"
     long = prompts(dice, 1, PREFILL_TOKENS, vocab)
     engine.run(long, 1), peer.run(long, 1)
     values = alternate(

@@ -1,7 +1,8 @@
-"""First-token time of a prompt whose 2,048-token prefix is cached, against the same prompt cold, through the real server.
+"""First-token time of a prompt whose 2,048-token prefix is cached, against the same cold, through the real server.
 
-`python -m benchmarks.prefix [--json] [--dtype float32]`; keys `cold_s`, `cached_s`, `ratio` (the bound is 10). Each round sends a new
-prefix cold, then the same prefix with another ending; the usage must say that exactly the prefix's whole pages were found.
+`python -m benchmarks.prefix [--json] [--dtype float32]`; keys `cold_s`, `cached_s`, `ratio` (the bound is 10). Each
+round sends a new prefix cold, then the same prefix with another ending; the usage must say that exactly the prefix's
+whole pages were found.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Host time of a tick at 256 running requests: scheduling, batch assembly, results, page commits. No model, no device.
 
-The runner is a stand-in that answers with constant tokens at once, so all that is measured is the scheduler thread's own work.
-`python -m benchmarks.tick [--json]`; key `ms_median`.
+The runner is a stand-in that answers with constant tokens at once, so all that is measured is the scheduler thread's
+own work. `python -m benchmarks.tick [--json]`; key `ms_median`.
 """
 
 import statistics

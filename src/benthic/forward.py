@@ -1,7 +1,7 @@
 """What one forward pass carries: `StepInput` (host arrays, from the scheduler) and `ForwardBatch` (device tensors).
 
-Letters: T tokens of the step, D decode rows, P prefill rows (one a request), R = D + P rows, S sampled rows, M pages of the
-longest row. Tokens are ordered: the D decode tokens, then each prefill's tokens one after another.
+Letters: T tokens of the step, D decode rows, P prefill rows (one a request), R = D + P rows, S sampled rows, M pages
+of the longest row. Tokens are ordered: the D decode tokens, then each prefill's tokens one after another.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +41,10 @@ class SamplingInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltyInit:
-    """(Re)start the penalty state of a slot before this step's sampling: which tokens stand in its prompt and output."""
+    """(Re)start the penalty state of a slot before this step's sampling.
+
+    Which tokens stand in its prompt and output.
+    """
 
     slot: int
     prompt: Int32
@@ -66,7 +69,10 @@ class StepInput:
     sampling: SamplingInput
     penalty_inits: tuple[PenaltyInit, ...] = ()
     prompt_logprobs: tuple[tuple[int, int, int, Int32], ...] = ()
-    """(first token row, count, top-k, next tokens int32[count]): rows whose distribution over the *next* prompt token is wanted."""
+    """(first token row, count, top-k, next tokens int32[count]).
+
+    Rows whose distribution over the *next* prompt token is wanted.
+    """
 
     @property
     def num_tokens(self) -> int:
@@ -100,8 +106,8 @@ class StepOutput:
 class ForwardBatch:
     """What the model and the attention backend see. All tensors are on the device; the host numbers are replicated.
 
-    In a decode graph the tensors are static buffers: rows past the real batch have seq_len 1, page 0 of the table = the pool's
-    scratch page, and write their KV there.
+    In a decode graph the tensors are static buffers: rows past the real batch have seq_len 1, page 0 of the table =
+    the pool's scratch page, and write their KV there.
     """
 
     num_tokens: int  # T

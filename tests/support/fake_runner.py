@@ -1,4 +1,4 @@
-"""A runner without a model: its KV pool holds the token ids themselves, and the next token is a function of the whole context
+"""A runner without a model: its KV pool holds the token ids, and the next token is a function of the whole context
 as read back through the page table. A wrong page, a page written twice or read too early gives a wrong token.
 """
 
@@ -48,7 +48,7 @@ class FakePending:
 
 
 class FakeRunner:
-    """Executes each step at once (the order of submission is the order of the stream) and hides the result for a while."""
+    """Executes each step at once (submission order is the stream's order) and hides the result for a while."""
 
     def __init__(self, num_pages: int, page_size: int, max_running: int, seed: int = 0) -> None:
         self.info = RunnerInfo(

@@ -11,7 +11,9 @@ from benthic.weights.gguf import GGUFFile
 from benthic.weights.locate import BUILT_IN, locate
 
 
-def write_tensors(path: Path, tensors: dict[str, tuple[NDArray[Any], str]], metadata: dict[str, Any] | None = None) -> Path:
+def write_tensors(
+    path: Path, tensors: dict[str, tuple[NDArray[Any], str]], metadata: dict[str, Any] | None = None
+) -> Path:
     """Tensors float32, or uint8 rows already packed, by name, with their GGUF type."""
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in (metadata or {}).items():

@@ -1,4 +1,7 @@
-"""Runs a model over a paged pool as an engine would, a few rows at a time: whole, chunked and cached, pages shuffled."""
+"""Runs a model over a paged pool as an engine would, a few rows at a time.
+
+Whole, chunked and cached, pages shuffled.
+"""
 
 from collections.abc import Sequence
 

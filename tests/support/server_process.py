@@ -1,4 +1,7 @@
-"""A real `benthic serve` process for end-to-end tests, and what a user would look at: its output, exit code and children."""
+"""A real `benthic serve` process for end-to-end tests, and what a user would look at.
+
+Its output, exit code and children.
+"""
 
 import json
 import os
@@ -18,11 +21,22 @@ READY_S = 180.0
 
 
 class ServerProcess:
-    """Started by the constructor on a free port of 127.0.0.1; `stop` ends it. Output goes to a file, so no pipe can fill up."""
+    """Started by the constructor on a free port of 127.0.0.1; `stop` ends it.
+
+    Output goes to a file, so no pipe can fill up.
+    """
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None, port: int = 0) -> None:
         self.log = Path(tempfile.mkstemp(prefix="benthic-test-", suffix=".log")[1])
-        command = [sys.executable, "-c", "from benthic.cli import main; main()", "serve", *arguments, "--port", str(port)]
+        command = [
+            sys.executable,
+            "-c",
+            "from benthic.cli import main; main()",
+            "serve",
+            *arguments,
+            "--port",
+            str(port),
+        ]
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
@@ -101,7 +115,7 @@ class ServerProcess:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             state = self.get("/cache")
-            if not state["running"] and not state["waiting"] and not any(lane["private"] for lane in lanes_of(state)):
+            if not any(state["requests"].values()) and not any(lane["private"] for lane in lanes_of(state)):
                 for lane in lanes_of(state):
                     assert lane["free"] + lane["cached"] == lane["total"], state
                     assert lane["locked"] == 0, state
@@ -111,6 +125,6 @@ class ServerProcess:
 
 
 def lanes_of(state: dict[str, Any]) -> list[dict[str, int]]:
-    """The lanes in /cache's answer, wherever the tiers stand in it."""
-    lanes: list[dict[str, int]] = state["l1"]["lanes"] if "l1" in state else state["lanes"]
+    """The L1 lanes in /cache's answer."""
+    lanes: list[dict[str, int]] = state["tiers"]["l1"]["lanes"]
     return lanes

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benthic.common.errors import RequestError
-from benthic.server.token_bytes import TokenBytes
+from benthic.text.token_bytes import TokenBytes
 
 END, START = 256, 257
 VOCAB = 258

@@ -1,4 +1,7 @@
-"""The interface of an attention backend, and what it needs to know of a model. Backends register by name in `choice.py`."""
+"""The interface of an attention backend, and what it needs to know of a model.
+
+Backends register by name in `choice.py`.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -27,8 +30,9 @@ class AttentionSpec:
 class AttentionBackend(ABC):
     """Causal attention over a paged KV pool.
 
-    The pool is `kv`: [layers, pages + 1, 2, page_size, G, head_dim]; the last page is scratch (padded graph rows write there).
-    A call sequence for a forward: `begin` once, then for each layer `attend`, which first writes the new tokens' K and V.
+    The pool is `kv`: [layers, pages + 1, 2, page_size, G, head_dim]; the last page is scratch (padded graph rows
+    write there). A call sequence for a forward: `begin` once, then for each layer `attend`, which first writes the
+    new tokens' K and V.
     """
 
     name: ClassVar[str]

@@ -2,7 +2,10 @@
 
 
 class BenthicError(Exception):
-    """Base of every error that is the user's or the machine's and not a bug; the command line prints it as one paragraph."""
+    """Base of every error that is the user's or the machine's and not a bug.
+
+    The command line prints it as one paragraph.
+    """
 
 
 class ConfigError(BenthicError):

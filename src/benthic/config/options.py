@@ -13,7 +13,10 @@ from benthic.common.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `kind` is what the command line parses: str, int or float (sizes and lists are strings, parsed later)."""
+    """One option. `kind` is what the command line parses.
+
+    Str, int or float (sizes and lists are strings, parsed later).
+    """
 
     name: str  # Python name; the flag is `--` + name with dashes
     kind: type
@@ -37,7 +40,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grace_s", float, _HTTP, "Seconds that running requests get to finish at SIGTERM. Default 30.", "10", True),
     Option("device", str, _MODEL, "auto, cpu or cuda. auto takes a GPU where there is one.", "cpu"),
     Option("dtype", str, _MODEL, "auto, float32, bfloat16 or float16; weights, arithmetic and KV cache.", "float32"),
-    Option("max_context", int, _MODEL, "Tokens of one request at most (prompt + answer). Default: the model's own.", "4096"),
+    Option("max_context", int, _MODEL, "Tokens of a request at most, answer included; the model's own.", "4096"),
     Option("seed", int, _MODEL, "Seed for requests that bring none. Default: drawn at start.", "1"),
     Option("page_size", int, _CACHE, "Tokens a page: the unit of caching. A power of two; default 64.", "16"),
     Option("l1_size", str, _CACHE, "Bytes of device memory for the KV cache, per rank.", "8GiB"),
@@ -48,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("max_queue", int, _SCHED, "Requests that may wait; beyond it clients get 429. Default 1024.", "200"),
     Option("queue_timeout", float, _SCHED, "Seconds a request may wait for its start before 503; 0: no bound.", "60"),
     Option("attention_backend", str, _RUN, "torch (CPU, reference) or triton (GPU).", "triton"),
-    Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, comma-separated; `none`: no graphs.", "1,2,4,8"),
+    Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, with commas; `none`: no graphs.", "1,2,4,8"),
     Option("profile_graph_memory", str, _RUN, "Folder for one memory snapshot a graph family (CUDA).", "./graphs"),
     Option("log_level", str, _RUN, "debug, info, warning or error.", "debug"),
 )  # fmt: skip
@@ -64,7 +67,10 @@ Options.__doc__ = "What the user gave, by option name; None: not given."
 
 
 def options_from_mapping(values: Mapping[str, Any], source: str) -> Any:
-    """Options from a file's or a caller's keys (dashes or underscores). Raises ConfigError on an unknown key or wrong type."""
+    """Options from a file's or a caller's keys (dashes or underscores).
+
+    Raises ConfigError on an unknown key or wrong type.
+    """
     known = {o.name: o for o in OPTIONS}
     parsed: dict[str, Any] = {}
     for key, value in values.items():

@@ -1,4 +1,7 @@
-"""From what the user gave to a validated, frozen Config. Everything that can be refused without loading anything is refused here."""
+"""From what the user gave to a validated, frozen Config.
+
+Everything that can be refused without loading anything is refused here.
+"""
 
 import os
 import secrets

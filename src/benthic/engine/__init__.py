@@ -1,1 +1,1 @@
-"""The engine: requests, the scheduler that decides, the loop that acts, the process around it, and `LLM` for offline use."""
+"""The engine: the scheduler that decides, the loop that acts, the process around it, and `LLM` for offline use."""

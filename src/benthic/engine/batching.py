@@ -10,7 +10,10 @@ _NEG_INF = np.float32(-np.inf)
 
 
 def build_step(plan: StepPlan, rows: Rows) -> StepInput:
-    """The step's arrays. Reads the rows as they are before `launched`; the arrays are copies, later changes don't reach them."""
+    """The step's arrays. Reads the rows as they are before `launched`.
+
+    The arrays are copies, later changes don't reach them.
+    """
     p = rows.page_size
     slots = plan.decode_slots
     starts = rows.computed[slots]

@@ -37,7 +37,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
     shape = checkpoint.config
     backend = choose(config.runner.attention_backend, device, dtype, shape.head_dim)
     page = bytes_per_page(shape.num_layers, config.cache.page_size, shape.num_kv_heads, shape.head_dim, dtype)
-    # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they leave.
+    # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
+    # leave.
     derive(config, _machine(device, page, shape.max_position))
     model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
     sizes = derive(config, _machine(device, page, shape.max_position))
@@ -91,13 +92,16 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         queue_timeout_us=int(config.scheduler.queue_timeout_s * 1e6),
     )
     engine = EngineCore(limits, build_core(limits, sizes.l1_pages), runner)
+    on_gpu = device.type == "cuda"
+    backend_reason = "given" if config.runner.attention_backend else f"best for {device.type}"
+    graphs_reason = "captured" if on_gpu else "replayed eagerly on static buffers"
     head = (
         Derived("--device", str(device), device_reason),
         Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
-        Derived("--attention-backend", backend.name, "given" if config.runner.attention_backend else f"best for {device.type}"),
-        Derived("decode graphs", _sizes_text(runner.graph_sizes), "captured" if device.type == "cuda" else "replayed eagerly"),
+        Derived("--attention-backend", backend.name, backend_reason),
+        Derived("decode graphs", _sizes_text(runner.graph_sizes), graphs_reason),
         Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
-    )  # fmt: skip
+    )
     return engine, _ready(info, config, sizes, head)
 
 

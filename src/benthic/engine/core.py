@@ -1,7 +1,8 @@
-"""The engine without its process: one call of `tick` takes messages in, keeps the runner one step ahead, and gives messages out.
+"""The engine without its process.
 
-At most two steps are outstanding: one that the device runs and one queued behind it, whose decode rows take their input ids
-from the device's own buffer. So the host prepares step N+1 while step N runs, and learns N's tokens one tick later.
+One call of `tick` takes messages in, keeps the runner one step ahead, and gives messages out. At most two steps are
+outstanding: one that the device runs and one queued behind it, whose decode rows take their input ids from the
+device's own buffer. So the host prepares step N+1 while step N runs, and learns N's tokens one tick later.
 """
 
 import time
@@ -102,13 +103,16 @@ class EngineCore:
         self.scheduler.launched(plan, events)
 
     def _check_progress(self, moved: bool) -> None:
-        """A scheduler that has work and nothing under way must find something to launch; a bug here must not spin for ever."""
+        """A scheduler that has work and nothing under way must find something to launch.
+
+        A bug here must not spin for ever.
+        """
         self._still_ticks = 0 if moved or self.scheduler.idle else self._still_ticks + 1
         if self._still_ticks > MAX_STILL_TICKS:
             s = self.scheduler
             raise RuntimeError(
-                f"the scheduler stands still in tick {self.tick_count}: {len(s.waiting)} waiting, {s.num_running} running, "
-                f"lanes {lane_states(s.core)}"
+                f"the scheduler stands still in tick {self.tick_count}: {len(s.waiting)} waiting, "
+                f"{s.num_running} running, lanes {lane_states(s.core)}"
             )
 
     def _control(self, message: FlushCache | QueryState | Shutdown) -> FromEngine | None:

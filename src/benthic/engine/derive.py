@@ -1,6 +1,6 @@
-"""Sizes that the user left out, derived from the machine and the model. Each comes with its reason for the start-up table.
+"""Sizes that the user left out, derived from the machine and the model.
 
-Pure: what the machine offers enters as numbers.
+Each comes with its reason for the start-up table. Pure: what the machine offers enters as numbers.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,8 @@ def _max_context(config: EngineConfig, machine: Machine, table: list[Derived]) -
         return machine.model_max_position
     if given > machine.model_max_position:
         raise ConfigError(
-            f"--max-context {given}: the model was trained for {machine.model_max_position} positions; ask for at most that"
+            f"--max-context {given}: the model was trained for {machine.model_max_position} positions; "
+            "ask for at most that"
         )
     table.append(Derived("--max-context", f"{given} tokens", "given"))
     return given
@@ -110,8 +111,9 @@ def _l1_pages(config: EngineConfig, machine: Machine, max_context: int, max_runn
         pages, reason = cache.l1_bytes // page - 1, "given by --l1-size"
         if pages < LEAST_L1_PAGES:
             raise CapacityError(
-                f"--l1-size {format_size(cache.l1_bytes)} holds {max(0, pages)} pages of {format_size(page)} beside the "
-                f"scratch page; at least {LEAST_L1_PAGES} are needed: {format_size((LEAST_L1_PAGES + 1) * page)}"
+                f"--l1-size {format_size(cache.l1_bytes)} holds {max(0, pages)} pages of {format_size(page)} "
+                f"beside the scratch page; at least {LEAST_L1_PAGES} are needed: "
+                f"{format_size((LEAST_L1_PAGES + 1) * page)}"
             )
     else:
         all_contexts = ceil_div(max_context, cache.page_size) * max_running
@@ -126,8 +128,9 @@ def _l1_pages(config: EngineConfig, machine: Machine, max_context: int, max_runn
             pages, reason = all_contexts, f"{max_running} contexts of {max_context} tokens"
         if pages < LEAST_L1_PAGES:
             raise CapacityError(
-                f"not enough memory for L1: {format_size(machine.available_bytes)} free, a page takes {format_size(page)} "
-                f"and {LEAST_L1_PAGES + 1} are needed; free memory, or take a smaller --page-size or model"
+                f"not enough memory for L1: {format_size(machine.available_bytes)} free, a page takes "
+                f"{format_size(page)} and {LEAST_L1_PAGES + 1} are needed; free memory, or take "
+                "a smaller --page-size or model"
             )
     table.append(Derived("L1", f"{pages} pages = {format_size(pages * page)}", reason))
     return pages

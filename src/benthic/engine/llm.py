@@ -1,4 +1,7 @@
-"""`LLM`: the engine in the caller's own process, for scripts and benchmarks. No server, no sockets, the same scheduler and cache."""
+"""`LLM`: the engine in the caller's own process, for scripts and benchmarks.
+
+No server, no sockets, the same scheduler and cache.
+"""
 
 import contextlib
 import itertools
@@ -87,7 +90,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Sequence[str | Sequence[int]],
         *,
         max_tokens: int = 128,
         stop: str | Sequence[str] = (),
@@ -157,8 +160,9 @@ class LLM:
             raise RequestError(f"max_tokens {max_tokens}: must be at least 1")
         if len(tokens) + max_tokens > limit:
             raise RequestError(
-                f"prompt {index} has {len(tokens)} tokens and max_tokens is {max_tokens}: together {len(tokens) + max_tokens}, "
-                f"but a request holds at most {limit} tokens (set by {self._ready.limit_reason})"
+                f"prompt {index} has {len(tokens)} tokens and max_tokens is {max_tokens}: "
+                f"together {len(tokens) + max_tokens}, but a request holds at most {limit} tokens "
+                f"(set by {self._ready.limit_reason})"
             )
         if not all(0 <= t < self._ready.vocab_size for t in tokens):
             raise RequestError(f"prompt {index} has a token id outside 0 … {self._ready.vocab_size - 1}")

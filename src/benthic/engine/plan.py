@@ -66,7 +66,10 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since start. Prompt and cached tokens are counted once a request: at the launch of its first pass, for choice 0."""
+    """Counters since start. Prompt and cached tokens are counted once a request.
+
+    At the launch of its first pass, for choice 0.
+    """
 
     prompt_tokens: int = 0
     cached_tokens_l1: int = 0

@@ -1,8 +1,8 @@
 """The engine process: `python -m benthic.engine.process`, started by the server process and by nobody else.
 
-stdin's first line is an `EngineStart`; the pipe then stays open, and its end means that the server is gone: the engine ends
-at once, so no orphan is left whatever killed the server. SIGINT and SIGTERM are ignored here, since a terminal sends them to
-the whole group: the server turns them into a Shutdown message.
+stdin's first line is an `EngineStart`; the pipe then stays open, and its end means that the server is gone: the
+engine ends at once, so no orphan is left whatever killed the server. SIGINT and SIGTERM are ignored here, since a
+terminal sends them to the whole group: the server turns them into a Shutdown message.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""A request as the scheduler sees it: what arrived, and where it stands. Replicated state: nothing here is rank-local."""
+"""A request as the scheduler sees it: what arrived, and where it stands.
+
+Replicated state: nothing here is rank-local.
+"""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -40,8 +43,8 @@ class Request:
     state: State = State.WAITING
     slot: int = -1
     run: PageRun | None = None
-    # First pass over the prompt: what was found in the cache. Pages that the request computed itself before a preemption
-    # are below `high_water` and no hits.
+    # First pass over the prompt: what was found in the cache. Pages that the request computed itself before a
+    # preemption are below `high_water` and no hits.
     high_water: int = 0
     cached_l1: int = 0
     admitted: bool = False

@@ -1,7 +1,7 @@
-"""The running requests as arrays over their slots, so that a tick of 256 costs a few numpy calls and no loop over requests.
+"""The running requests as arrays over their slots: a tick of 256 costs a few numpy calls and no loop over requests.
 
-A slot is a row here, a row of the device-resident state (last token, penalty counts) and a row of the page table. Lengths,
-in tokens of the sequence:
+A slot is a row here, a row of the device-resident state (last token, penalty counts) and a row of the page table.
+Lengths, in tokens of the sequence:
 
     prompt_len <= known <= length <= limit      computed <= length
 

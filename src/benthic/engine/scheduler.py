@@ -1,7 +1,8 @@
 """The scheduler: which requests compute what in this tick. Pure decisions over replicated state.
 
-A tick is `tick(inputs) -> plan`, then the loop launches the plan, then `launched(plan)` lets the written pages into the tree.
-The scheduler reads no clock, queue or device; with equal inputs every rank's scheduler takes the same decisions.
+A tick is `tick(inputs) -> plan`, then the loop launches the plan, then `launched(plan)` lets the written pages into
+the tree. The scheduler reads no clock, queue or device; with equal inputs every rank's scheduler takes the same
+decisions.
 """
 
 from bisect import insort
@@ -49,8 +50,8 @@ class Scheduler:
             self.requests[request.id] = request
             insort(self.waiting, request, key=_order)
         for request_id in inputs.aborts:
-            if (request := self.requests.get(request_id)) is not None:
-                self._finish(request, "abort", events)
+            if (gone := self.requests.get(request_id)) is not None:
+                self._finish(gone, "abort", events)
         self._settle_draining()
         if self.limits.queue_timeout_us:
             self._time_out_waiting(inputs.now_us, events)
@@ -61,7 +62,7 @@ class Scheduler:
         return self._plan(inputs.tick, decode_slots, chunks), events
 
     def launched(self, plan: StepPlan, events: Events) -> None:
-        """The plan's forward is launched: its whole pages enter the tree, lengths move on, first passes are reported."""
+        """The plan's forward is launched: whole pages enter the tree, lengths move on, first passes are reported."""
         rows = self.rows
         slots = plan.decode_slots
         rows.computed[slots] += 1
@@ -188,7 +189,10 @@ class Scheduler:
     # --- preemption ---------------------------------------------------------------------------------------------------
 
     def _preempt_for(self, request: Request) -> bool:
-        """Preempt the newest running request of the lowest priority. False if that is `request` itself (now preempted)."""
+        """Preempt the newest running request of the lowest priority.
+
+        False if that is `request` itself (now preempted).
+        """
         victim = max((r for r in self.rows.requests if r is not None and r.run is not None), key=_order)
         self._preempt(victim)
         return victim is not request
@@ -329,7 +333,10 @@ class Scheduler:
         return ceil_div(end, self.limits.page_size) - len(request.run.pages)
 
     def _admit(self, request: Request, found: int, budget: int) -> int:
-        """Start the request if its next chunk and a page of decode fit; returns the chunk's tokens, 0 if it has to wait."""
+        """Start the request if its next chunk and a page of decode fit.
+
+        Returns the chunk's tokens, 0 if it has to wait.
+        """
         p = self.limits.page_size
         start = found * p
         count = self._cut(start, len(request.tokens), budget)
@@ -360,7 +367,8 @@ class Scheduler:
         computing.update(request.hashes[start // p : end // p])
         logprob_start = logprob_rows = 0
         if request.params.prompt_logprobs is not None:
-            # Row i holds the distribution of prompt token i + 1; those launched before a preemption are not wanted again.
+            # Row i holds the distribution of prompt token i + 1; those launched before a preemption are not wanted
+            # again.
             logprob_start = max(start, request.prompt_logprobs_sent)
             logprob_rows = max(0, min(end, request.prompt_len - 1) - logprob_start)
         chunks.append(

@@ -131,7 +131,10 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities for a run of positions of one request: generated tokens, or prompt tokens 1… (the first has none)."""
+    """Log-probabilities for a run of positions of one request.
+
+    Generated tokens, or prompt tokens 1… (the first has none).
+    """
 
     id: int
     is_prompt: bool
@@ -211,7 +214,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """From a thread of the engine, once a second whatever the loop does: the process lives, and this long in one tick."""
+    """From a thread of the engine, once a second whatever the loop does.
+
+    The process lives, and this long in one tick.
+    """
 
     tick: int
     in_tick_s: float

@@ -1,0 +1,43 @@
+"""`benthic serve`: check the flags, take the port, then hand over to the server's lifecycle."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from benthic.cli.options import with_options
+from benthic.config import resolve
+from benthic.observability.logs import setup_logging
+from benthic.server.listen import listen, raise_file_limit
+
+if TYPE_CHECKING:
+    from benthic.server.lifecycle import Parts
+
+
+def register(app: typer.Typer) -> None:
+    """Add `serve` to `app`."""
+
+    @app.command()
+    @with_options(server=True)
+    def serve(options: Any) -> None:
+        """Serve MODEL over an OpenAI-compatible HTTP API.
+
+        Without MODEL a small chat model is served, which runs on any CPU. What you leave out is derived from the
+        machine, and the start-up table says from what. Ctrl-C or SIGTERM lets running requests finish (--grace-s); a
+        second one ends at once.
+
+        Example: benthic serve smollm2-135m --port 8080 --max-context 4096
+        """
+        start(options)
+
+
+def start(options: Any, parts: "Parts | None" = None) -> None:
+    """Serve until a signal; `parts` are what a test replaces. Raises BenthicError."""
+    config = resolve(options)
+    setup_logging(config.server.log_level)
+    raise_file_limit()
+    sock = listen(config.server.host, config.server.port)
+    # imported here: neither `benthic --help` nor a port in use should wait for a web server's libraries
+    from benthic.server.lifecycle import run_server
+    from benthic.server.terminal import Terminal
+
+    run_server(config, sock, Terminal(), parts)

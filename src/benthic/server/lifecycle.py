@@ -1,0 +1,282 @@
+"""The life of a server process: start the engine and serve at once, become ready, drain at a signal, end without a
+trace.
+
+However it ends, no child, socket or folder is left, and every stream either is complete or ends with an error.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import uvicorn
+import uvloop
+
+from benthic.common.errors import BenthicError, EngineDead, RequestError
+from benthic.config import Config
+from benthic.messages import Beat, Failed, FromEngine, Progress, Ready, Shutdown, Stats, Stopped
+from benthic.messages.start import ModelSource
+from benthic.observability.metrics import Metrics
+from benthic.server.app import build_app
+from benthic.server.context import ServerContext, TextSide
+from benthic.server.engine_client import EngineClient
+from benthic.server.engine_process import ENGINE_COMMAND, EngineProcess, describe_exit
+from benthic.server.generation import Seeds
+from benthic.server.listen import url_of
+from benthic.server.liveness import Bounds, Liveness
+from benthic.server.loading import find_model, load_text
+from benthic.server.terminal import Terminal
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 10.0  # for the engine to end in order, beyond the grace for requests
+CLOSE_S = 5  # for connections to take their last bytes
+LAST_WORDS_S = 0.5  # between the engine's exit and our verdict: its message may still be in the socket
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a test replaces: the engine's command, how long it may be silent, and how the model is found and read."""
+
+    engine_command: Sequence[str] = ENGINE_COMMAND
+    bounds: Bounds = field(default_factory=Bounds)
+    find_model: Callable[[str], ModelSource] = find_model
+    load_text: Callable[[ModelSource], TextSide] = load_text
+
+
+def run_server(config: Config, sock: socket.socket, terminal: Terminal, parts: Parts | None = None) -> None:
+    """Serve on `sock` until a signal. Raises BenthicError when the engine can't start or has died."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(Server(config, sock, terminal, parts or Parts()).run())
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: the lifecycle has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Owns the engine process, the client, the web server and the state that the endpoints read."""
+
+    def __init__(self, config: Config, sock: socket.socket, terminal: Terminal, parts: Parts) -> None:
+        self._config = config
+        self._sock = sock
+        self._terminal = terminal
+        self._parts = parts
+        self._url = url_of(sock)
+        self._engine = EngineProcess(parts.engine_command)
+        self._client = EngineClient(self._engine.push, self._engine.pull, self._on_message)
+        self._liveness = Liveness(parts.bounds)
+        self._context = ServerContext(
+            model_name=config.server.served_model_name or config.engine.model.model,
+            created=int(time.time()),
+            api_key=config.server.api_key,
+            max_queue=config.engine.scheduler.max_queue,
+            client=self._client,
+            metrics=Metrics(),
+            seeds=Seeds(config.engine.model.seed),
+        )
+        self._ready: Ready | None = None
+        self._signals = 0
+        self._end: asyncio.Future[None]  # set in run: done at a signal, an exception when the engine is lost
+        self._engine_gone: asyncio.Event
+
+    async def run(self) -> None:
+        """The whole life. Raises BenthicError."""
+        loop = asyncio.get_running_loop()
+        self._end, self._engine_gone = loop.create_future(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        web = self._web_server()
+        serving = asyncio.create_task(web._serve([self._sock]))
+        helpers = [asyncio.create_task(work) for work in (self._boot(), self._receive(), self._watch())]
+        self._terminal.line(f"listening on {self._url} (loading {self._context.model_name})")
+        try:
+            await self._end
+            await self._drain()
+        except BenthicError as error:
+            self._context.state.unhealthy = str(error)
+            self._context.metrics.set_ready(False)
+            self._client.engine_died(EngineDead(str(error)))
+            raise
+        finally:
+            self._terminal.stop_progress()
+            web.should_exit = True
+            await asyncio.wait({serving}, timeout=CLOSE_S + 1)
+            for task in (*helpers, serving):
+                task.cancel()
+            await asyncio.gather(*helpers, serving, return_exceptions=True)
+            if self._context.text is not None:
+                self._context.text.tokenizing.close()
+            self._engine.close()
+
+    def _web_server(self) -> uvicorn.Server:
+        settings = uvicorn.Config(
+            build_app(self._context),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_S,
+            timeout_keep_alive=60,
+        )
+        return _Uvicorn(settings)
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    async def _boot(self) -> None:
+        """Find the model, start the engine, read the tokenizer meanwhile."""
+        try:
+            loop = asyncio.get_running_loop()
+            source = await in_daemon_thread(lambda: self._parts.find_model(self._config.engine.model.model))
+
+            def on_exit(status: int) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop may have closed before
+                    loop.call_soon_threadsafe(self._on_engine_exit, status)
+
+            if self._end.done():
+                return
+            self._engine.start(self._config.engine, source, on_exit)
+            self._context.text = await in_daemon_thread(lambda: self._parts.load_text(source))
+            self._maybe_ready()
+        except BenthicError as error:
+            self._fail(error)
+        except Exception as error:  # whatever it was, the server can't come up and must say so
+            logger.exception("the server can't start")
+            self._fail(EngineDead(f"the server can't start: {type(error).__name__}: {error}"))
+
+    def _maybe_ready(self) -> None:
+        text, ready, state = self._context.text, self._ready, self._context.state
+        if text is None or ready is None or state.ready is not None or self._end.done():
+            return
+        state.ready = ready
+        self._context.metrics.set_ready(True)
+        key = self._config.server.api_key is not None
+        self._terminal.ready(
+            self._context.model_name, self._url, ready.table, chat=text.tokenizing.model.has_chat_template, key=key
+        )
+
+    # --- the engine's messages ---------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        try:
+            await self._client.receive_forever()
+        except Exception as error:  # an engine whose messages can't be read can't be trusted
+            logger.exception("a message of the engine can't be read")
+            self._fail(EngineDead(f"a message of the engine can't be read: {type(error).__name__}: {error}"))
+
+    def _on_message(self, message: FromEngine) -> None:
+        if isinstance(message, Beat):
+            self._liveness.beat(message, asyncio.get_running_loop().time())
+        elif isinstance(message, Stats):
+            self._context.metrics.update(message)
+        elif isinstance(message, Progress):
+            self._terminal.progress(message.what, message.done, message.total)
+        elif isinstance(message, Ready):
+            self._ready = message
+            self._maybe_ready()
+        elif isinstance(message, Failed):
+            self._fail(EngineDead(message.message))
+        elif isinstance(message, Stopped):
+            logger.debug("the engine has stopped")
+
+    async def _watch(self) -> None:
+        while not self._end.done():
+            await asyncio.sleep(min(1.0, self._parts.bounds.beat_s / 4))
+            fault = self._liveness.fault(asyncio.get_running_loop().time(), ready=self._ready is not None)
+            if fault is not None:
+                self._context.state.unhealthy = fault
+                self._fail(EngineDead(fault))
+
+    def _on_engine_exit(self, status: int) -> None:
+        self._engine_gone.set()
+        if not self._end.done():
+            gone = EngineDead(f"the engine process ended unexpectedly ({describe_exit(status)})")
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._fail, gone)
+
+    def _fail(self, error: BenthicError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    # --- end ---------------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        if self._signals > 1:  # the user means it
+            self._engine.kill()
+            self._engine.remove_folder()
+            os._exit(128 + number)
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def _drain(self) -> None:
+        """Refuse new requests, let running ones finish within the grace time, cut the rest off, end the engine in
+        order."""
+        loop = asyncio.get_running_loop()
+        grace = self._config.server.grace_s
+        deadline = loop.time() + grace
+        self._context.state.draining = True
+        self._context.metrics.set_ready(False)
+        if self._client.outstanding:
+            self._terminal.line(
+                f"stopping: {self._client.outstanding} requests may take up to {grace:g} s; again to end at once"
+            )
+        while self._client.outstanding and loop.time() < deadline and not self._engine_gone.is_set():
+            await asyncio.sleep(0.02)
+        self._client.fail_all(
+            RequestError(
+                f"the server is shutting down and its grace time of {grace:g} s is over",
+                status=503,
+                code="shutting_down",
+            )
+        )
+        if self._engine.pid is None:
+            return
+        if self._ready is not None:
+            self._client.send(Shutdown())
+        else:
+            self._engine.hang_up()  # while it loads, the engine reads no messages
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(STOP_S, deadline - loop.time())):
+                await self._engine_gone.wait()
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """The result of `work`; a process that ends doesn't wait for it (a download can't be interrupted)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop may have closed
+            loop.call_soon_threadsafe(deliver, result, failed)
+
+    threading.Thread(target=run, daemon=True, name="loading").start()
+    return await future

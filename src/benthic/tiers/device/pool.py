@@ -1,0 +1,88 @@
+"""L1: the KV pool in device memory, one page of all layers at each index; and whether it fits.
+
+    kv [layers, pages + 1, 2, page_size, kv heads, head_dim]     2: keys, values; the last page is scratch
+
+Padded rows of a decode graph write to the scratch page; no request ever owns it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]  # has no stubs
+import torch
+
+from benthic.common.errors import CapacityError
+from benthic.common.units import format_size
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def bytes_per_page(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one page in L1."""
+    return num_layers * 2 * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def available_memory(device: torch.device, cgroup: Path = _CGROUP) -> int:
+    """Free bytes of the device; on a CPU what the system or, where it is less, the container's limit leaves."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # what torch holds in reserve but does not use can be given out too
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    available = int(psutil.virtual_memory().available)
+    for limit_name, usage_name in _CGROUP_LIMITS:
+        limit, usage = _read_number(cgroup / limit_name), _read_number(cgroup / usage_name)
+        if limit is not None and usage is not None:
+            available = min(available, max(0, limit - usage))
+    return available
+
+
+def allocate_pool(
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    available: int | None = None,
+) -> torch.Tensor:
+    """The zeroed pool for `num_pages` pages and the scratch page.
+
+    `available` replaces what the machine says is free, in bytes. Raises CapacityError first where it does not fit.
+    """
+    page = bytes_per_page(num_layers, page_size, num_kv_heads, head_dim, dtype)
+    need = page * (num_pages + 1)
+    have = available_memory(device) if available is None else available
+    if need > have:
+        raise _too_large(need, have, page, num_pages, device)
+    shape = (num_layers, num_pages + 1, 2, page_size, num_kv_heads, head_dim)
+    try:
+        # zeros, not empty: what lies behind a row's end is masked, but a NaN there would get through
+        if device.type == "cpu":  # calloc: a page costs time and memory once it is written, not at start
+            return torch.from_numpy(np.zeros(need, np.uint8)).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError):
+        raise _too_large(need, have, page, num_pages, device) from None
+
+
+def _too_large(need: int, have: int, page: int, num_pages: int, device: torch.device) -> CapacityError:
+    fits = max(0, have // page - 1)
+    remedy = (
+        f"at most {fits} would fit; lower --l1-pages or --l1-size" if fits else "free memory for at least two pages"
+    )
+    return CapacityError(
+        f"L1 does not fit on {device}: {num_pages} pages and a scratch page of {format_size(page)} need "
+        f"{format_size(need)}, {format_size(have)} free; {remedy}"
+    )
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # absent, or "max"
+        return None

@@ -1,0 +1,29 @@
+"""What a reader of weights offers, whatever the file format."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from benthic.weights.tensor_info import TensorInfo
+
+
+class TensorReader(Protocol):
+    """Read access to the tensors of one checkpoint. Readers map files into memory and copy nothing before `load`."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold tensors."""
+
+    def names(self) -> Sequence[str]:
+        """Names of all tensors."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Raises ModelError if there is no tensor of that name."""
+
+    def raw(self, name: str) -> memoryview:
+        """The stored bytes. Raises ModelError."""
+
+    def load(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, float32 where it is quantised; it may share the mapped file. Raises ModelError."""
