@@ -41,7 +41,7 @@ def run(
     in_graph: bool = False,
     padded: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend each row's last `query_lens` tokens; `contexts` [2, length, G, d] are all its keys and values. -> (q, out)."""
+    """Attend each row's last `query_lens` tokens; `contexts` [2, length, G, d]: all its keys and values."""
     kv, device = backend.kv, backend.kv.device
     slots, new_k, new_v = [], [], []
     width = max(map(len, tables)) + 1

@@ -23,7 +23,7 @@ def assert_same_greedy(actual: Sequence[int], expected: Sequence[int], gaps: Seq
     got = list(actual[: len(wanted)])
     first = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     assert got == wanted, (
-        f"token {first} of {len(wanted)}: {got[first : first + 1]} instead of {wanted[first : first + 1]}, though the two "
-        f"best logits are {gaps[first]:.4g} apart (tolerance {tolerance:g})"
+        f"token {first} of {len(wanted)}: {got[first : first + 1]} instead of {wanted[first : first + 1]}, though the "
+        f"two best logits are {gaps[first]:.4g} apart (tolerance {tolerance:g})"
     )
     return len(wanted)

@@ -6,7 +6,6 @@ and the weighted sum bfloat16; probabilities are rounded to bfloat16 before the 
 
 import torch
 
-
 _BLOCK = 64  # queries; their scores over some thousand keys stay in the second-level cache
 
 
@@ -37,11 +36,11 @@ def attend_chunk(
             scores = _product(by_head[head, :, first:last].reshape(-1, head_dim), head_keys[:seen])
             scores.view(shared, count, seen)[:, :, seen - count :].add_(mask[:count, :count])
             weights = torch.softmax(scores, -1).to(q.dtype)
-            attended = _product(weights, head_values[:, :seen])
+            attended = _product(weights, head_values[:, :seen].contiguous())
             result[first:last, head] = attended.view(shared, count, head_dim).transpose(0, 1)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [n, k], weight [m, k] -> x weightᵀ [n, m]."""
+    """x [n, k], weight [m, k] -> x weightᵀ [n, m]. Both contiguous: strided ones take oneDNN's plain loops."""
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return result
