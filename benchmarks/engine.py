@@ -14,8 +14,8 @@ from benthic.engine.build import assemble
 from benthic.kvcache import page_hashes, root_hash
 from benthic.messages import Outputs, SamplingParams, Submit
 from benthic.models.registry import Checkpoint
-from benthic.weights.tensor_info import TensorInfo
 from benthic.weights.model_config import LlamaConfig, RopeConfig
+from benthic.weights.tensor_info import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,75 @@ def test_preemption_all_the_time_still_answers_right():
     d.assert_no_leak()
 
 
+def test_prompt_logprobs_cover_the_prompt_even_when_the_first_token_ends_the_request():
+    """Echo with max_tokens 0 or 1: the last chunk's scores and the end come in one result."""
+    for n in (2, 8, 9, 33):
+        d = Driver(chunk_tokens=8)
+        d.run(d.submit(1, prompt_of(n), max_tokens=1, prompt_logprobs=2))
+        assert d.seen[1].prompt_scores == [-float(i) for i in range(1, n)]
+        d.run(
+            d.submit(2, prompt_of(n), max_tokens=3, prompt_logprobs=0)
+        )  # the prompt is cached now, and scored all the same
+        assert d.seen[2].prompt_scores == [-float(i) for i in range(1, n)]
+        assert d.seen[2].tokens == greedy(prompt_of(n), 3)
+        d.assert_no_leak()
+
+
+def test_what_comes_beside_the_tokens_survives_preemption():
+    """Log-probabilities and hidden states: one a token, in order, none twice, none lost."""
+    d = Driver(l1_pages=12, page_size=4, max_running=6, chunk_tokens=8, l1_free_pages=0, max_request_tokens=48)
+    prompts = {i: prompt_of(9 + i % 5, i) for i in range(12)}
+    extras = {"logprobs": 1, "prompt_logprobs": 1, "return_hidden_states": True}
+    d.run(*(d.submit(i, p, max_tokens=24, **(extras if i % 3 else {})) for i, p in prompts.items()))
+    assert d.engine.scheduler.totals.preemptions > 5
+    for i, p in prompts.items():
+        seen = d.seen[i]
+        assert seen.tokens == greedy(p, 24), i
+        assert seen.scores == ([-float(t) for t in seen.tokens] if i % 3 else []), i
+        assert seen.hidden == ([float(t) for t in seen.tokens] if i % 3 else []), i
+        assert seen.prompt_scores == ([-float(at) for at in range(1, len(p))] if i % 3 else []), i
+    d.assert_no_leak()
+
+
+def test_a_decode_preempted_for_a_prefill_that_steps_back_too_does_not_run_in_that_tick():
+    """The driver checks it after each tick; the jobs are (arrival, prompt, answer, priority)."""
+    d = Driver(l1_pages=12, max_running=4, chunk_tokens=16, l1_free_pages=1, max_request_tokens=48, seed=1093)
+    jobs = [(9, 29, 7, -1), (7, 4, 9, 1), (8, 15, 11, -1), (11, 19, 9, 0)]
+    for tick in range(15):
+        due = [(i, n, m, p) for i, (at, n, m, p) in enumerate(jobs) if at == tick]
+        d.tick(*(d.submit(i, prompt_of(n, i), max_tokens=m, priority=p) for i, n, m, p in due))
+    d.run()
+    assert d.engine.scheduler.totals.preemptions >= 2
+    for i, (_, n, m, _) in enumerate(jobs):
+        assert d.seen[i].tokens == greedy(prompt_of(n, i), m)
+
+
+def test_a_penalised_request_restarts_its_counts_with_what_it_has_generated():
+    """After each (re)admission the device's counts start from the prompt and all tokens so far."""
+    d = Driver(l1_pages=12, page_size=4, max_running=6, chunk_tokens=8, l1_free_pages=0, max_request_tokens=48)
+    prompts = {i: prompt_of(9 + i % 5, i) for i in range(8)}
+    d.run(*(d.submit(i, p, max_tokens=24, presence_penalty=0.5) for i, p in prompts.items()))
+    inits = [init for step in d.runner.steps for init in step.penalty_inits]
+    assert len(inits) == len(prompts) + d.engine.scheduler.totals.preemptions > len(prompts) + 3
+    whole = [(p, d.seen[i].tokens) for i, p in prompts.items()]
+    for init in inits:
+        known = next(tokens for prompt, tokens in whole if prompt == init.prompt.tolist())
+        assert init.output.tolist() == known[: len(init.output)]
+    assert sum(len(init.output) > 0 for init in inits) > 3
+
+
+def test_end_tokens_are_forbidden_up_to_min_tokens_and_end_the_request_behind_it():
+    starts = (prompt_of(n, s) for n in range(3, 30) for s in range(90))
+    prompt = next(p for p in starts if EOS in greedy(p, 3)[1:])
+    d = Driver()
+    d.run(d.submit(1, prompt, max_tokens=12, min_tokens=4, stop_token_ids=(EOS,)))
+    banned = {int(s.sampling.position[0]) - len(prompt) for s in d.runner.steps if s.sampling.bias is not None}
+    assert banned == {0, 1, 2, 3}
+    assert d.seen[1].tokens[:4] == greedy(prompt, 4)  # the fake model does not heed the ban: the engine must not stop
+    d.run(d.submit(2, prompt, max_tokens=12, min_tokens=1, stop_token_ids=(EOS,)))
+    assert d.seen[2].tokens == greedy(prompt, 12, (EOS,))
+
+
 def test_a_request_as_large_as_l1_runs_after_others():
     d = Driver(l1_pages=10, page_size=4, max_request_tokens=40)
     d.run(d.submit(0, prompt_of(20, 2)), d.submit(1, prompt_of(36), max_tokens=4), d.submit(2, prompt_of(8, 5)))
@@ -90,6 +159,22 @@ def test_lower_priority_values_run_first():
     d.run(d.submit(1, prompt_of(8, 2), priority=5), d.submit(2, prompt_of(8, 3), priority=-1))
     order = [r.id for reply in d.replies for r in getattr(reply, "finished", ())]
     assert order == [0, 2, 1]
+
+
+def test_a_long_prefill_of_low_priority_does_not_hold_up_a_request_that_goes_before_it():
+    d = Driver(chunk_tokens=8, l1_pages=100)
+    d.tick(d.submit(0, prompt_of(200), priority=1))
+    d.tick(d.submit(1, prompt_of(9, 2), priority=0, max_tokens=2), d.submit(2, prompt_of(9, 3), priority=1))
+    while d.seen[1].finished is None:
+        d.tick()
+    assert d.seen[0].cached is None  # its prompt is not done yet
+    assert d.seen[2].cached is None  # same priority, later: not before it
+    d.run()
+    order = [r.id for reply in d.replies for r in getattr(reply, "prefilled", ())]
+    assert order == [1, 0, 2]
+    for i, p in enumerate((prompt_of(200), prompt_of(9, 2), prompt_of(9, 3))):
+        assert d.seen[i].tokens == greedy(p, 2 if i == 1 else 4)
+    d.assert_no_leak()
 
 
 def test_an_abort_in_every_state_frees_everything():

@@ -40,6 +40,15 @@ def test_a_stop_string_cuts_the_text_and_frees_the_request(llm: LLM) -> None:
     assert all(lane.private == 0 for lane in llm.state().lanes)
 
 
+def test_a_stop_token_ends_the_answer_and_is_no_part_of_its_text(llm: LLM) -> None:
+    (whole,) = llm.generate("Once upon a time", max_tokens=12, temperature=0.0)
+    token = whole.token_ids[8]
+    at = whole.token_ids.index(token)
+    (cut,) = llm.generate("Once upon a time", max_tokens=12, temperature=0.0, stop_token_ids=[token])
+    (before,) = llm.generate("Once upon a time", max_tokens=at, temperature=0.0)
+    assert (cut.text, cut.token_ids, cut.finish_reason) == (before.text, whole.token_ids[: at + 1], "stop")
+
+
 def test_seeds_decide_the_text(llm: LLM) -> None:
     texts = [llm.generate("The", max_tokens=12, seed=s, temperature=1.0)[0].text for s in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -53,6 +62,12 @@ def test_seeds_decide_the_text(llm: LLM) -> None:
         ([[49152]], {}, "49151"),
         ("x", {"max_tokens": 0}, "max_tokens"),
         ("x", {"beam_width": 4}, "beam_width"),
+        ("x", {"return_hidden_states": True}, "return_hidden_states"),
+        ("x", {"logit_bias": {49152: 1.0}}, "logit_bias: 49152"),
+        ("x", {"stop_token_ids": [-1]}, "stop_token_ids: -1"),
+        ("x", {"temperature": -0.1}, "temperature -0.1"),
+        ("x", {"top_p": float("nan")}, "top_p nan"),
+        ("x", {"max_tokens": 3, "min_tokens": 4}, "min_tokens 4"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(llm, prompt, fields, words) -> None:

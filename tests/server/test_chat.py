@@ -61,11 +61,14 @@ def test_logprob_bytes_are_the_text(client: openai.OpenAI) -> None:
 
 
 def test_stop_string_and_its_logprobs(client: openai.OpenAI) -> None:
-    for pieces in ([chat(client, stop="user", logprobs=True).choices[0]],):
-        assert pieces[0].message.content == "[system]S["
-        assert pieces[0].finish_reason == "stop"
-        assert pieces[0].logprobs is not None
-        assert len(pieces[0].logprobs.content or ()) == len("[system]S[")
+    plain = chat(client, stop="user", logprobs=True).choices[0]
+    assert (plain.message.content, plain.finish_reason) == ("[system]S[", "stop")
+    assert plain.logprobs is not None
+    assert len(plain.logprobs.content or ()) == len("[system]S[")
+    choices = [choice for chunk in stream(client, stop="user", logprobs=True) for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == "[system]S["
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
+    assert [entry.token for entry in entries] == list("[system]S[")
 
 
 def test_end_token(client: openai.OpenAI) -> None:

@@ -126,7 +126,8 @@ def test_cached_tokens_by_salt(client: openai.OpenAI, http: httpx.Client) -> Non
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         assert usage.model_extra is not None
-        assert usage.model_extra["cached_tokens_by_tier"] == {"l1": usage.prompt_tokens_details.cached_tokens}
+        in_l1 = usage.prompt_tokens_details.cached_tokens
+        assert usage.model_extra["cached_tokens_by_tier"] == {"l1": in_l1, "l2": 0, "l3": 0}
         return usage.prompt_tokens_details.cached_tokens or 0
 
     assert [cached("s1"), cached("s1"), cached("s2")] == [0, 32, 0]

@@ -117,6 +117,18 @@ def test_grace_over_cuts_streams_off_with_an_error(slow: FakeServer) -> None:
     assert_nothing_left(slow, pids)
 
 
+def test_engine_that_dies_while_the_server_drains(tmp_path: Path) -> None:
+    with running(tmp_path, ["--grace-s", "20"], SLOW) as server, server.http() as http:
+        server.wait_ready()
+        stream, pids = Stream(server), server.engine_pids()
+        server.child.send_signal(signal.SIGTERM)
+        wait_for(lambda: http.get("/ready").status_code == 503)
+        os.kill(pids[0], signal.SIGKILL)
+        assert_ended_with_error(stream.end(), "the engine process ended")
+        assert server.wait() == 1
+        assert_nothing_left(server, pids)
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path, ["--grace-s", "60"], SLOW) as server:
         server.wait_ready()

@@ -19,6 +19,9 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     cached: int | None = None
     finished: Finished | None = None
+    prompt_scores: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    hidden: list[float] = field(default_factory=list)  # the first value of each row
 
 
 class Driver:
@@ -76,6 +79,13 @@ class Driver:
             if isinstance(reply, Outputs):
                 self._take(reply)
         self.core.check()
+        self._check_decodes()
+
+    def _check_decodes(self) -> None:
+        """What has just been launched decodes only for requests that have their pages."""
+        if self.runner.steps and self.runner.steps[-1].tick == self.engine.tick_count:
+            step, rows = self.runner.steps[-1], self.engine.scheduler.rows
+            assert rows.decoding[step.state_slots[: step.num_decode]].all(), "a preempted request decodes"
 
     def _take(self, outputs: Outputs) -> None:
         for p in outputs.prefilled:
@@ -85,6 +95,12 @@ class Driver:
         for request_id, token in zip(ids, np.frombuffer(outputs.tokens, np.int32).tolist(), strict=True):
             assert self.seen[request_id].finished is None
             self.seen[request_id].tokens.append(token)
+        for scored in outputs.logprobs:
+            seen = self.seen[scored.id]
+            assert seen.finished is None
+            (seen.prompt_scores if scored.is_prompt else seen.scores).extend(p.logprob for p in scored.positions)
+        for state in outputs.hidden:
+            self.seen[state.id].hidden.extend(np.frombuffer(state.rows, np.float32)[::4].tolist())
         for f in outputs.finished:
             assert self.seen[f.id].finished is None
             self.seen[f.id].finished = f

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from benthic.forward import Int32, StepInput, StepOutput
+from benthic.forward import Int32, LogprobRows, StepInput, StepOutput
 from benthic.runner.interface import RunnerInfo
 
 VOCAB = 97
@@ -31,6 +31,20 @@ def greedy(prompt: list[int], max_tokens: int, stop: tuple[int, ...] = ()) -> li
         if out[-1] in stop:
             break
     return out
+
+
+def scores(tokens: Int32, top: int) -> LogprobRows:
+    """Minus the token, for each of the `top` most likely tokens too."""
+    return LogprobRows(
+        chosen=-tokens.astype(np.float32),
+        top_ids=np.repeat(tokens[:, None], top, 1),
+        top=np.repeat(-tokens[:, None], top, 1).astype(np.float32),
+    )
+
+
+def hidden_states(tokens: Int32) -> np.ndarray:
+    """float32 [n, 4]: the token that each state led to."""
+    return np.repeat(tokens[:, None], 4, 1).astype(np.float32)
 
 
 class FakePending:
@@ -81,7 +95,13 @@ class FakeRunner:
             assert step.sampling.position[i] == len(context)
             tokens[i] = next_token(context)
         self.last_tokens[step.sample_slots] = tokens
-        pending = FakePending(StepOutput(tokens=tokens), self._queue, self._dice)
+        output = StepOutput(
+            tokens=tokens,
+            logprobs=None if step.sampling.logprobs is None else scores(tokens, int(step.sampling.logprobs.max())),
+            prompt_logprobs=tuple(self.prompt_scores(step, ids, *wanted) for wanted in step.prompt_logprobs),
+            hidden=None if step.sampling.hidden is None else hidden_states(tokens[step.sampling.hidden]),
+        )
+        pending = FakePending(output, self._queue, self._dice)
         self._queue.append(pending)
         return pending
 
@@ -90,6 +110,19 @@ class FakeRunner:
         positions = np.arange(step.seq_lens[row])
         pages = step.page_table[row, positions // self.page_size].astype(np.int64)
         return self.kv[pages * self.page_size + positions % self.page_size]
+
+    def prompt_scores(
+        self, step: StepInput, ids: np.ndarray, first: int, count: int, top: int, tokens: Int32
+    ) -> LogprobRows:
+        """Minus the position of each token that is scored; the rows must be the tokens' predecessors."""
+        assert len(tokens) == count
+        assert ids[first + 1 : first + count].tolist() == tokens[: count - 1].tolist()
+        at = step.positions[first : first + count] + 1
+        return LogprobRows(
+            chosen=-at.astype(np.float32),
+            top_ids=np.repeat(tokens[:, None], top, 1).astype(np.int32),
+            top=np.repeat(-at[:, None], top, 1).astype(np.float32),
+        )
 
     def close(self) -> None:
         assert not self._queue

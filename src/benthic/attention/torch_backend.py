@@ -11,14 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benthic.attention import cpu_prefill
 from benthic.attention.interface import AttentionBackend, AttentionSpec
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
 
-_QUERY_BLOCK = (
-    256  # prefill queries attended at once over cached context: the mask stays small and the future is skipped
-)
+_QUERY_BLOCK = 256  # queries attended at once over cached context: the mask stays small, the future is skipped
 _MAX_PADDING = 1.25  # keys of a decode group at most, against those that its rows really have
 
 
@@ -51,7 +48,7 @@ class TorchMetadata:
     value_slots: torch.Tensor
     decode: tuple[_DecodeGroup, ...]
     prefills: tuple[_Prefill, ...]
-    masks: dict[tuple[int, int], torch.Tensor]  # causal, by (queries, keys); square where `_by_products`
+    masks: dict[tuple[int, int], torch.Tensor]  # causal, by (queries, keys)
 
 
 class TorchBackend(AttentionBackend):
@@ -64,7 +61,6 @@ class TorchBackend(AttentionBackend):
         half = spec.page_size * spec.num_kv_heads * spec.head_dim
         self._halves = [layer.view(-1, half) for layer in kv]
         self._tokens = [layer.view(-1, spec.num_kv_heads, spec.head_dim) for layer in kv]
-        self._by_products = cpu_prefill.is_faster(spec.device, spec.dtype)
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -161,7 +157,7 @@ class TorchBackend(AttentionBackend):
             if num_keys > num_queries:
                 pages = batch.page_table[row, : ceil_div(num_keys, self.spec.page_size)].long() * 2
                 halves = torch.cat((pages, pages + 1))
-            if halves is not None or self._by_products:
+            if halves is not None:
                 for _, count, seen in _query_blocks(num_queries, num_keys):
                     if count > 1 and (count, seen) not in masks:
                         masks[count, seen] = self._causal_mask(count, seen)
@@ -171,10 +167,8 @@ class TorchBackend(AttentionBackend):
 
     def _causal_mask(self, num_queries: int, num_keys: int) -> torch.Tensor:
         """[num_queries, num_keys]; the last query sees the last key."""
-        dtype = torch.float32 if self._by_products else self.spec.dtype
-        columns = num_queries if self._by_products else num_keys
-        mask = torch.full((num_queries, columns), float("-inf"), dtype=dtype, device=self.spec.device)
-        return mask.triu_(columns - num_queries + 1)
+        mask = torch.full((num_queries, num_keys), float("-inf"), dtype=self.spec.dtype, device=self.spec.device)
+        return mask.triu_(num_keys - num_queries + 1)
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
@@ -209,20 +203,14 @@ class TorchBackend(AttentionBackend):
         if row.halves is None:
             keys = k[row.start : row.end].transpose(0, 1).unsqueeze(0)
             values = v[row.start : row.end].transpose(0, 1).unsqueeze(0)
-            if not self._by_products:
-                self._attend_rows(queries, keys, values, None, len(queries) > 1, result)
-                return
-        else:
-            keys, values = self._gather(layer, row.halves, 1, row.num_keys)
+            self._attend_rows(queries, keys, values, None, len(queries) > 1, result)
+            return
+        keys, values = self._gather(layer, row.halves, 1, row.num_keys)
         for first, count, seen in _query_blocks(row.end - row.start, row.num_keys):
             block = slice(first, first + count)
             mask = metadata.masks.get((count, seen))  # a single query sees every key
             block_keys, block_values = keys[:, :, :seen], values[:, :, :seen]
-            if self._by_products and mask is not None:
-                scale = self.spec.scale
-                cpu_prefill.attend_chunk(queries[block], block_keys[0], block_values[0], mask, scale, result[block])
-            else:
-                self._attend_rows(queries[block], block_keys, block_values, mask, False, result[block])
+            self._attend_rows(queries[block], block_keys, block_values, mask, False, result[block])
 
     def _attend_rows(
         self,

@@ -1,5 +1,7 @@
 """`benthic serve`: check the flags, take the port, then hand over to the server's lifecycle."""
 
+import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -32,6 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def start(options: Any, parts: "Parts | None" = None) -> None:
     """Serve until a signal; `parts` are what a test replaces. Raises BenthicError."""
+    # Until the server has its own handlers there is nothing to finish; a signal just ends the start, in order.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))
     config = resolve(options)
     setup_logging(config.server.log_level)
     raise_file_limit()

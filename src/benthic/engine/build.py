@@ -17,7 +17,7 @@ from benthic.models.dtype import choose_dtype
 from benthic.models.registry import Checkpoint, load_model, model_namespace, open_checkpoint
 from benthic.runner.interface import RunnerInfo
 from benthic.runner.model_runner import ModelRunner
-from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page
+from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page, demand_room
 from benthic.weights.locate import Source
 
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -39,7 +39,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
     page = bytes_per_page(shape.num_layers, config.cache.page_size, shape.num_kv_heads, shape.head_dim, dtype)
     # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
     # leave.
-    derive(config, _machine(device, page, shape.max_position))
+    machine = _machine(device, page, shape.max_position)
+    demand_room(derive(config, machine).l1_pages, page, device, machine.available_bytes)
     model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
     sizes = derive(config, _machine(device, page, shape.max_position))
     kv = allocate_pool(
@@ -100,6 +101,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
         Derived("--attention-backend", backend.name, backend_reason),
         Derived("decode graphs", _sizes_text(runner.graph_sizes), graphs_reason),
+        Derived("--seed", str(config.model.seed), "of requests that bring none"),
         Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
     )
     return engine, _ready(info, config, sizes, head)

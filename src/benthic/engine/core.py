@@ -18,7 +18,6 @@ from benthic.messages import (
     Abort,
     CacheState,
     FlushCache,
-    FlushDone,
     FromEngine,
     LaneState,
     QueryState,
@@ -63,9 +62,14 @@ class EngineCore:
         results = self._collect()
         started = self._clock()
         self.tick_count += 1
-        arrivals, aborts, control = _sort_messages(messages)
+        arrivals, aborts, flushes, control = _sort_messages(messages)
         inputs = TickInput(
-            tick=self.tick_count, now_us=int(started * 1e6), arrivals=arrivals, aborts=aborts, results=results
+            tick=self.tick_count,
+            now_us=int(started * 1e6),
+            arrivals=arrivals,
+            aborts=aborts,
+            flushes=flushes,
+            results=results,
         )
         plan, events = self.scheduler.tick(inputs)
         if plan is not None:
@@ -75,6 +79,7 @@ class EngineCore:
         replies: list[FromEngine] = []
         if (outputs := events.message()) is not None:
             replies.append(outputs)
+        replies.extend(events.flushed)
         replies.extend(reply for m in control if (reply := self._control(m)) is not None)
         self.last_host_s = self._clock() - started
         if plan is not None:
@@ -115,11 +120,8 @@ class EngineCore:
                 f"{s.num_running} running, lanes {lane_states(s.core)}"
             )
 
-    def _control(self, message: FlushCache | QueryState | Shutdown) -> FromEngine | None:
+    def _control(self, message: QueryState | Shutdown) -> FromEngine | None:
         match message:
-            case FlushCache():
-                dropped, kept = self.scheduler.core.flush()
-                return FlushDone(message.token, dropped, kept)
             case QueryState():
                 return self.state(message.token)
             case Shutdown():
@@ -186,17 +188,20 @@ def lane_states(core: CacheCore) -> tuple[LaneState, ...]:
 
 def _sort_messages(
     messages: list[ToEngine],
-) -> tuple[tuple[Submit, ...], tuple[int, ...], list[FlushCache | QueryState | Shutdown]]:
-    """Arrivals, aborts, the rest. The scheduler takes arrivals first: an abort may come with its own Submit."""
+) -> tuple[tuple[Submit, ...], tuple[int, ...], tuple[int, ...], list[QueryState | Shutdown]]:
+    """Arrivals, aborts, flushes, and what changes nothing replicated."""
     arrivals: list[Submit] = []
     aborts: list[int] = []
-    control: list[FlushCache | QueryState | Shutdown] = []
+    flushes: list[int] = []
+    control: list[QueryState | Shutdown] = []
     for m in messages:
         match m:
             case Submit():
                 arrivals.append(m)
             case Abort():
                 aborts.extend(m.ids)
-            case FlushCache() | QueryState() | Shutdown():
+            case FlushCache():
+                flushes.append(m.token)
+            case QueryState() | Shutdown():
                 control.append(m)
-    return tuple(arrivals), tuple(aborts), control
+    return tuple(arrivals), tuple(aborts), tuple(flushes), control

@@ -9,7 +9,7 @@ from benthic.engine.plan import StepPlan
 from benthic.engine.request import Request
 from benthic.engine.rows import Rows
 from benthic.forward import Int32, Int64, LogprobRows, StepOutput
-from benthic.messages import Finished, HiddenStates, Logprobs, Outputs, Prefilled, TokenLogprobs
+from benthic.messages import Finished, FlushDone, HiddenStates, Logprobs, Outputs, Prefilled, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class Events:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     hidden: list[HiddenStates] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    flushed: list[FlushDone] = field(default_factory=list)  # messages of their own
 
     def add_tokens(self, ids: Int64, tokens: Int32) -> None:
         """Request ids[i] got tokens[i]."""

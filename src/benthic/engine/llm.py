@@ -5,6 +5,7 @@ No server, no sockets, the same scheduler and cache.
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,20 @@ _SAMPLING = frozenset(SamplingParams.__struct_fields__) - {
     "stop_token_ids",
     "logprobs",
     "prompt_logprobs",
+    "return_hidden_states",
 }
+_RANGES = {  # what would fail or mean nothing on the device: least, most
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-math.inf, math.inf),
+    "frequency_penalty": (-math.inf, math.inf),
+    "repetition_penalty": (1e-6, math.inf),
+    "seed": (-(2**63), 2**63 - 1),
+}
+
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,10 @@ class LLM:
         config = resolve(given).engine
         source = locate(config.model.model)
         self._text = CheckpointText(load_tokenizer(source))
-        self._end_tokens = read_generation_defaults(source).eos_token_ids
+        defaults = read_generation_defaults(source)
+        self._end_tokens = defaults.eos_token_ids
+        given_by_model = {name: getattr(defaults, name) for name in _MODEL_DEFAULTS}
+        self._defaults = {name: value for name, value in given_by_model.items() if value is not None}
         self._seeds = itertools.count(config.model.seed)
         self._engine, self._ready = build_engine(config, source)
         self._ids = itertools.count()
@@ -101,23 +118,26 @@ class LLM:
         progress: bool = False,
         **sampling: Any,
     ) -> list[Completion]:
-        """Answers to `prompts` (texts, or lists of token ids), in order. `sampling` are fields of SamplingParams.
+        """Answers to `prompts` (texts, or lists of token ids), in order.
 
+        `sampling` are fields of SamplingParams; what is left out is as the model's generation_config.json says.
         Raises RequestError, before anything runs, where a prompt is empty or too long or a field is unknown.
         """
+        sampling = self._defaults | sampling
         if unknown := set(sampling) - _SAMPLING:
             raise RequestError(f"unknown sampling field {min(unknown)!r}; known: {', '.join(sorted(_SAMPLING))}")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [self.encode(p) if isinstance(p, str) else list(p) for p in texts]
         for i, tokens in enumerate(ids):
             self._check(i, tokens, max_tokens)
+        self._check_sampling(sampling, stop_token_ids, max_tokens)
         ends = () if ignore_eos else self._end_tokens
         rules = TextRules(
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
             include_stop=False,
             skip_special=skip_special_tokens,
             strip_start=True,
-            end_tokens=frozenset(ends),
+            end_tokens=frozenset((*ends, *stop_token_ids)),
             min_tokens=sampling.get("min_tokens", 0),
         )
         seed = sampling.pop("seed", None)
@@ -167,6 +187,18 @@ class LLM:
         if not all(0 <= t < self._ready.vocab_size for t in tokens):
             raise RequestError(f"prompt {index} has a token id outside 0 … {self._ready.vocab_size - 1}")
 
+    def _check_sampling(self, sampling: Mapping[str, Any], stop_token_ids: Sequence[int], max_tokens: int) -> None:
+        """The engine trusts its parameters: a token that does not exist would end it."""
+        for name, (least, most) in _RANGES.items():
+            value = sampling.get(name)
+            if value is not None and not (least <= value <= most and math.isfinite(value)):
+                raise RequestError(f"{name} {value}: must be from {least:g} to {most:g}")
+        if not 0 <= sampling.get("min_tokens", 0) <= max_tokens:
+            raise RequestError(f"min_tokens {sampling['min_tokens']}: must be from 0 to max_tokens, {max_tokens}")
+        for name, tokens in (("logit_bias", sampling.get("logit_bias") or {}), ("stop_token_ids", stop_token_ids)):
+            if wrong := [t for t in tokens if not 0 <= t < self._ready.vocab_size]:
+                raise RequestError(f"{name}: {wrong[0]} is not a token; ids go from 0 to {self._ready.vocab_size - 1}")
+
     def _submit(self, tokens: list[int], salt: str | None, params: SamplingParams) -> Submit:
         prompt = np.array(tokens, np.int32).tobytes()
         root = root_hash(self._ready.namespace, salt)
@@ -184,7 +216,7 @@ class LLM:
                             aborts += _take(reply, running)
                             advance(sum(f.reason != "abort" for f in reply.finished) + len(aborts))
                     messages = [Abort(tuple(aborts))] if aborts else []
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # (a forward that raised has ended the engine: nothing to clean up)
                 self._engine.tick([Abort(tuple(running))])
                 while not self._engine.idle:
                     self._engine.tick([])

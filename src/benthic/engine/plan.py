@@ -49,6 +49,7 @@ class TickInput:
     now_us: int  # the tick clock: rank 0's, broadcast
     arrivals: tuple[Submit, ...] = ()
     aborts: tuple[int, ...] = ()
+    flushes: tuple[int, ...] = ()  # tokens of the flushes asked for
     results: tuple[StepResult, ...] = ()
 
 

@@ -6,6 +6,7 @@ decisions.
 """
 
 from bisect import insort
+from heapq import merge
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from benthic.engine.plan import PrefillChunk, SchedulerLimits, StepPlan, StepRes
 from benthic.engine.request import Request, State, request_from
 from benthic.engine.rows import Rows
 from benthic.kvcache import CacheCore, InvariantError, extend
-from benthic.messages import Finished, FinishReason, Prefilled
+from benthic.messages import Finished, FinishReason, FlushDone, Prefilled
 
 
 def _order(request: Request) -> tuple[int, int]:
@@ -52,13 +53,15 @@ class Scheduler:
         for request_id in inputs.aborts:
             if (gone := self.requests.get(request_id)) is not None:
                 self._finish(gone, "abort", events)
+        for token in inputs.flushes:
+            events.flushed.append(FlushDone(token, *self.core.flush()))
         self._settle_draining()
         if self.limits.queue_timeout_us:
             self._time_out_waiting(inputs.now_us, events)
         decode_slots = self._decode_rows()
         chunks = self._prefill_chunks(inputs.now_us)
-        if chunks:  # a prefill's room may have been made by preempting a decode
-            decode_slots = decode_slots[self.rows.decoding[decode_slots]]
+        # A prefill may have preempted decodes to make room, and have had to step back itself all the same.
+        decode_slots = decode_slots[self.rows.decoding[decode_slots]]
         return self._plan(inputs.tick, decode_slots, chunks), events
 
     def launched(self, plan: StepPlan, events: Events) -> None:
@@ -108,6 +111,7 @@ class Scheduler:
         """Append the step's tokens to the requests that still hold their slot, and finish those that ended."""
         rows = self.rows
         plan = result.plan
+        events.add_prompt_logprobs(plan, result.output, self.requests)  # first: the token may end its request
         alive = np.flatnonzero(rows.epoch[plan.sample_slots] == plan.sample_epochs)
         slots = plan.sample_slots[alive]
         if len(slots):
@@ -124,7 +128,6 @@ class Scheduler:
                 request = rows.requests[int(slots[i])]
                 assert request is not None
                 self._finish(request, "stop" if stopped[i] else "length", events)
-        events.add_prompt_logprobs(plan, result.output, self.requests)
 
     def _hash_generated(self, request: Request | None) -> None:
         """The sequence's last whole page is known: continue its chain of content hashes."""
@@ -249,35 +252,42 @@ class Scheduler:
         return False
 
     def _prefill_chunks(self, now_us: int) -> list[PrefillChunk]:
-        """Chunks of running prefills, then of newly admitted requests, within the tick's token budget."""
+        """Chunks of running prefills and of newly admitted requests, within the tick's token budget.
+
+        All in their order: a long prompt of low priority does not keep what comes before it from being admitted.
+        """
         budget = self.limits.chunk_tokens
         chunks: list[PrefillChunk] = []
         computing: set[bytes] = set()  # hashes of the pages in this tick's chunks; asked for membership only
-        for request in list(self.prefilling):
+        waiting = self.waiting[: self.limits.max_running] if self.rows.free else []
+        admitting = True
+        for request in merge(list(self.prefilling), waiting, key=_order):
             if budget <= 0:
                 break
-            if request.state is not State.PREFILL:
-                continue  # preempted for one before it
-            self._adopt(request)
-            if self._being_computed(request, request.run.num_cached if request.run else 0, computing):
-                continue
-            count = self._chunk_len(request, budget)
-            need = self._pages_short(request, count)
-            if count and (not need or self._grow(request, need)):
-                budget -= self._add_chunk(request, count, chunks, computing)
-        for request in self.waiting[: self.limits.max_running]:
-            if budget <= 0 or not self.rows.free:
-                break
-            found = self._probe(request)
-            if self._being_computed(request, found, computing):
-                continue
-            count = self._admit(request, found, budget)
-            if count == 0:
-                break  # first come, first served: who needs less does not overtake
-            request.queue_us = now_us - request.received_us if not request.admitted else request.queue_us
-            request.admitted = True
-            budget -= self._add_chunk(request, count, chunks, computing)
+            if request.state is State.PREFILL:  # else it was preempted for one before it
+                budget -= self._next_chunk(request, budget, chunks, computing)
+            elif request.state is State.WAITING and admitting and self.rows.free:
+                found = self._probe(request)
+                if self._being_computed(request, found, computing):
+                    continue
+                count = self._admit(request, found, budget)
+                admitting = count > 0  # first come, first served: who needs less does not overtake
+                if admitting:
+                    request.queue_us = now_us - request.received_us if not request.admitted else request.queue_us
+                    request.admitted = True
+                    budget -= self._add_chunk(request, count, chunks, computing)
         return chunks
+
+    def _next_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk], computing: set[bytes]) -> int:
+        """The next chunk of a running prefill. Returns its tokens: 0 if it waits, or was preempted for lack of room."""
+        self._adopt(request)
+        if self._being_computed(request, request.run.num_cached if request.run else 0, computing):
+            return 0
+        count = self._chunk_len(request, budget)
+        need = self._pages_short(request, count)
+        if count and (not need or self._grow(request, need)):
+            return self._add_chunk(request, count, chunks, computing)
+        return 0
 
     def _probe(self, request: Request) -> int:
         if not request.may_match:

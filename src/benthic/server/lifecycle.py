@@ -226,7 +226,7 @@ class Server:
 
     async def _drain(self) -> None:
         """Refuse new requests, let running ones finish within the grace time, cut the rest off, end the engine in
-        order."""
+        order. Raises EngineDead when it dies before the requests have ended."""
         loop = asyncio.get_running_loop()
         grace = self._config.server.grace_s
         deadline = loop.time() + grace
@@ -238,6 +238,8 @@ class Server:
             )
         while self._client.outstanding and loop.time() < deadline and not self._engine_gone.is_set():
             await asyncio.sleep(0.02)
+        if self._client.outstanding and self._engine_gone.is_set():
+            raise EngineDead("the engine process ended while the last requests were being finished")
         self._client.fail_all(
             RequestError(
                 f"the server is shutting down and its grace time of {grace:g} s is over",

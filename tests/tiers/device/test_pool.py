@@ -37,13 +37,19 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "usage"),
-    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+    ("limit", "usage", "statistics", "cache"),
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ],
 )
-def test_a_container_limit_counts(tmp_path: Path, limit: str, usage: str) -> None:
+def test_a_container_limit_counts(tmp_path: Path, limit: str, usage: str, statistics: str, cache: str) -> None:
     for name, text in ((limit, "5000000\n"), (usage, "2000000\n")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert available_memory(CPU, tmp_path) == 3_000_000
+    # file cache is given up when memory is wanted
+    (tmp_path / statistics).write_text(f"anon 900000\n{cache} 700000\nactive_file 5\n")
+    assert available_memory(CPU, tmp_path) == 3_700_000
     (tmp_path / limit).write_text("max\n")
     assert 3_000_000 < available_memory(CPU, tmp_path) <= psutil.virtual_memory().total

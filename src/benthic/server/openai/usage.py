@@ -7,7 +7,7 @@ from benthic.server.generation import Usage
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """OpenAI's counts; `cached_tokens_by_tier` is an extension, beside the count that it splits up."""
-    by_tier = {"l1": usage.cached_l1}
+    by_tier = {"l1": usage.cached_l1, "l2": 0, "l3": 0}  # no such tiers yet: never a hit
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

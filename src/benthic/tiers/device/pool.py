@@ -15,9 +15,9 @@ from benthic.common.errors import CapacityError
 from benthic.common.units import format_size
 
 _CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+_CGROUP_LIMITS = (  # limit, usage, and the statistics with the key of file cache that goes when memory is wanted
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 
 
@@ -33,11 +33,24 @@ def available_memory(device: torch.device, cgroup: Path = _CGROUP) -> int:
         # what torch holds in reserve but does not use can be given out too
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     available = int(psutil.virtual_memory().available)
-    for limit_name, usage_name in _CGROUP_LIMITS:
+    for limit_name, usage_name, statistics_name, cache_key in _CGROUP_LIMITS:
         limit, usage = _read_number(cgroup / limit_name), _read_number(cgroup / usage_name)
         if limit is not None and usage is not None:
-            available = min(available, max(0, limit - usage))
+            # a checkpoint that has just been read counts as used, but is only cached
+            cache = _read_statistic(cgroup / statistics_name, cache_key)
+            available = min(available, max(0, limit - max(0, usage - cache)))
     return available
+
+
+def demand_room(num_pages: int, page: int, device: torch.device, available: int) -> int:
+    """Bytes of the pool for `num_pages` pages of `page` bytes and the scratch page.
+
+    Raises CapacityError when `available` bytes do not hold it.
+    """
+    need = page * (num_pages + 1)
+    if need > available:
+        raise _too_large(need, available, page, num_pages, device)
+    return need
 
 
 def allocate_pool(
@@ -56,10 +69,8 @@ def allocate_pool(
     `available` replaces what the machine says is free, in bytes. Raises CapacityError first where it does not fit.
     """
     page = bytes_per_page(num_layers, page_size, num_kv_heads, head_dim, dtype)
-    need = page * (num_pages + 1)
     have = available_memory(device) if available is None else available
-    if need > have:
-        raise _too_large(need, have, page, num_pages, device)
+    need = demand_room(num_pages, page, device, have)
     shape = (num_layers, num_pages + 1, 2, page_size, num_kv_heads, head_dim)
     try:
         # zeros, not empty: what lies behind a row's end is masked, but a NaN there would get through
@@ -79,6 +90,14 @@ def _too_large(need: int, have: int, page: int, num_pages: int, device: torch.de
         f"L1 does not fit on {device}: {num_pages} pages and a scratch page of {format_size(page)} need "
         f"{format_size(need)}, {format_size(have)} free; {remedy}"
     )
+
+
+def _read_statistic(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    return next((int(value) for name, _, value in (line.partition(" ") for line in lines) if name == key), 0)
 
 
 def _read_number(path: Path) -> int | None:
