@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from benthic import __version__
 from benthic.cli import bench, doctor, generate, serve
 from benthic.common.errors import BenthicError
+from benthic.common.version import __version__
 
 COMMANDS = (serve, generate, bench, doctor)
 

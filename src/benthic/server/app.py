@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from benthic import __version__
 from benthic.common.errors import RequestError
+from benthic.common.version import __version__
 from benthic.server import routes
 from benthic.server.context import ServerContext
 from benthic.server.openai.chat import create_chat_completion
