@@ -22,7 +22,7 @@ check: setup-dev ## ruff, mypy and the import contracts alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 format: setup-dev ## let ruff lay out the code
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -95,14 +96,17 @@ def test_a_killed_engine_ends_the_server_and_its_streams_without_the_mark_of_an_
         server.kill()
 
 
-def test_a_killed_server_leaves_no_engine():
+def test_a_killed_server_leaves_no_engine_and_no_socket():
+    before = set(Path(tempfile.gettempdir()).glob("benthic-*/"))
     server = ServerProcess(*SMALL)
     try:
         server.wait_ready()
         family = server.family()
+        assert set(Path(tempfile.gettempdir()).glob("benthic-*/")) - before
         server.process.kill()
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
+        assert not set(Path(tempfile.gettempdir()).glob("benthic-*/")) - before
     finally:
         server.kill()
 

@@ -8,11 +8,13 @@ terminal sends them to the whole group: the server turns them into a Shutdown me
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import zmq
 
@@ -82,7 +84,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order = decode_start(sys.stdin.buffer.readline())
     setup_logging(order.config.log_level)
-    threading.Thread(target=_end_with_the_server, name="server-watch", daemon=True).start()
+    threading.Thread(target=_end_with_the_server, args=(order,), name="server-watch", daemon=True).start()
     context = zmq.Context()
     pulse = Pulse()
     beat = threading.Thread(target=_beat, args=(context, order.send_addr, pulse), name="beat", daemon=True)
@@ -144,9 +146,13 @@ def _beat(context: "zmq.Context[zmq.Socket[bytes]]", addr: str, pulse: Pulse) ->
     socket.close(linger=0)
 
 
-def _end_with_the_server() -> None:
+def _end_with_the_server(order: EngineStart) -> None:
+    """Wait for the pipe's end; then nobody else is left to remove the private folder of the sockets."""
     while os.read(0, 4096):  # not sys.stdin: its lock, held by a daemon thread, would spoil the interpreter's end
         continue
+    folder = Path(order.recv_addr.removeprefix("ipc://")).parent
+    if folder.name.startswith("benthic-"):
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
