@@ -16,7 +16,7 @@ READY_S = 600
 @contextmanager
 def serve(model: str, *flags: str) -> Iterator[str]:
     """The address of a ready server; SIGTERM at the end."""
-    command = [sys.executable, "-m", "benthic.cli", "serve", model, "--port", "0", *flags]
+    command = [sys.executable, "-m", "benthic", "serve", model, "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield _wait_until_ready(process)

@@ -28,7 +28,7 @@ SMALL = (*FLAGS[: FLAGS.index("--l1-size")], "--l1-pages", "200", "--max-running
 def run_to_end(*arguments: str, timeout_s: float = 60) -> tuple[int, str, float]:
     """(exit code, output, seconds) of a `benthic serve` that must end by itself."""
     start = time.monotonic()
-    command = [sys.executable, "-m", "benthic.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "benthic", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - start
 

@@ -164,6 +164,13 @@ def test_three_seeded_choices_are_the_same_in_any_company(client, server):
     assert any(len(set(texts)) > 1 for texts in different)
 
 
+def test_equal_prompts_without_a_seed_get_noise_of_their_own(client):
+    answer = client.completions.create(model=MODEL, prompt=[STORY] * 4, max_tokens=12, temperature=1)
+    assert len({c.text for c in answer.choices}) > 1
+    seeded = client.completions.create(model=MODEL, prompt=[STORY] * 2, max_tokens=12, temperature=1, seed=5)
+    assert seeded.choices[0].text == seeded.choices[1].text
+
+
 def test_prompt_as_token_ids(client, server):
     ids = server.post("/tokenize", {"model": MODEL, "prompt": STORY}).json()["tokens"]
     assert text_of(client, ids) == text_of(client, STORY)

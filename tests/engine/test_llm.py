@@ -76,6 +76,13 @@ def test_what_cannot_run_is_refused_before_anything_does(llm, prompt, fields, wo
     assert llm.engine.idle
 
 
+def test_prompts_of_the_wrong_kind_are_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="lists of token ids"):
+        llm.generate([1, 2, 3])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="max_tokens"):
+        llm.generate("x", max_tokns=9)
+
+
 def test_wrong_options_and_models_are_named() -> None:
     with pytest.raises(ConfigError, match="page_sice"):
         LLM(page_sice=16)

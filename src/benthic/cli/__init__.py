@@ -14,7 +14,7 @@ from benthic.common.version import __version__
 
 COMMANDS = (serve, generate, bench, doctor)
 
-_HELP = """An LLM serving engine for long prompts, with a KV cache that reaches from GPU memory to disk.
+_HELP = """An LLM serving engine for long prompts, whose KV cache finds every prefix that was computed before.
 
 Start here: `benthic serve` and, from another terminal, the curl line that it prints. `benthic doctor` says what this
 machine offers. Every command explains itself with --help."""

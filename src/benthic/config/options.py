@@ -33,27 +33,27 @@ class Option:
 _MODEL, _CACHE, _SCHED, _RUN, _HTTP = "Model", "Cache", "Scheduling", "Runner", "Server"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("host", str, _HTTP, "Address to listen on. Anything but 127.0.0.1 lets other machines in.", "0.0.0.0", True),
+    Option("host", str, _HTTP, "Address to listen on; any but the default 127.0.0.1 lets others in.", "0.0.0.0", True),
     Option("port", int, _HTTP, "TCP port; 0 takes a free one and prints it. Default 8000.", "8080", True),
     Option("served_model_name", str, _HTTP, "Name in /v1/models and in requests. Default: MODEL.", "my-model", True),
     Option("api_key", str, _HTTP, "Clients must send it as a bearer token. Also from BENTHIC_API_KEY.", "s3cret", True),
     Option("grace_s", float, _HTTP, "Seconds that running requests get to finish at SIGTERM. Default 30.", "10", True),
-    Option("device", str, _MODEL, "auto, cpu or cuda. auto takes a GPU where there is one.", "cpu"),
-    Option("dtype", str, _MODEL, "auto, float32, bfloat16 or float16; weights, arithmetic and KV cache.", "float32"),
+    Option("device", str, _MODEL, "auto (default), cpu or cuda. auto takes a GPU where there is one.", "cpu"),
+    Option("dtype", str, _MODEL, "auto (default), float32, bfloat16 or float16: weights and KV cache.", "float32"),
     Option("max_context", int, _MODEL, "Tokens of a request at most, answer included; the model's own.", "4096"),
     Option("seed", int, _MODEL, "Seed for requests that bring none. Default: drawn at start.", "1"),
     Option("page_size", int, _CACHE, "Tokens a page: the unit of caching. A power of two; default 64.", "16"),
-    Option("l1_size", str, _CACHE, "Bytes of device memory for the KV cache, per rank.", "8GiB"),
+    Option("l1_size", str, _CACHE, "Device memory for the KV cache, per rank. Default: from free memory.", "8GiB"),
     Option("l1_pages", int, _CACHE, "The same in pages; give one of the two.", "1000"),
     Option("l1_free_pages", int, _CACHE, "Pages that background eviction keeps free in each lane.", "8"),
-    Option("chunk_tokens", int, _SCHED, "Prefill tokens a tick, in whole pages: long prompts are cut.", "2048"),
-    Option("max_running", int, _SCHED, "Requests in one batch at most.", "64"),
+    Option("chunk_tokens", int, _SCHED, "Prefill tokens a tick, in pages. Default: 256 (CPU), 8192 (GPU).", "2048"),
+    Option("max_running", int, _SCHED, "Requests in one batch at most. Default: 64 on a CPU, 256 on a GPU.", "64"),
     Option("max_queue", int, _SCHED, "Requests that may wait; beyond it clients get 429. Default 1024.", "200"),
-    Option("queue_timeout", float, _SCHED, "Seconds a request may wait for its start before 503; 0: no bound.", "60"),
+    Option("queue_timeout", float, _SCHED, "Seconds that a request may wait before 503. Default 0: no bound.", "60"),
     Option("attention_backend", str, _RUN, "torch (CPU, reference) or triton (GPU).", "triton"),
     Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, with commas; `none`: no graphs.", "1,2,4,8"),
     Option("profile_graph_memory", str, _RUN, "Folder for one memory snapshot a graph family (CUDA).", "./graphs"),
-    Option("log_level", str, _RUN, "debug, info, warning or error.", "debug"),
+    Option("log_level", str, _RUN, "debug, info (default), warning or error.", "debug"),
 )  # fmt: skip
 
 Options = make_dataclass(

@@ -143,4 +143,6 @@ def _device(wanted: str) -> tuple[torch.device, str]:
 
 
 def _sizes_text(sizes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sizes)) if sizes else "none"
+    if len(sizes) <= 8:
+        return ", ".join(map(str, sizes)) or "none"
+    return f"{len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]}"

@@ -44,6 +44,7 @@ _RANGES = {  # what would fail or mean nothing on the device: least, most
     "seed": (-(2**63), 2**63 - 1),
 }
 
+_ARGUMENTS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt"})
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -86,6 +87,7 @@ class LLM:
         self._seeds = itertools.count(config.model.seed)
         self._engine, self._ready = build_engine(config, source)
         self._ids = itertools.count()
+        self._closed = False
 
     @property
     def info(self) -> Ready:
@@ -125,8 +127,14 @@ class LLM:
         """
         sampling = self._defaults | sampling
         if unknown := set(sampling) - _SAMPLING:
-            raise RequestError(f"unknown sampling field {min(unknown)!r}; known: {', '.join(sorted(_SAMPLING))}")
+            raise RequestError(
+                f"unknown sampling field {min(unknown)!r}; known: {', '.join(sorted(_SAMPLING | _ARGUMENTS))}"
+            )
+        if self._closed:
+            raise RequestError("this LLM is closed; make a new one")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not all(isinstance(p, str | Sequence) for p in texts):
+            raise RequestError("prompts: give a text, a list of texts, or a list of lists of token ids")
         ids = [self.encode(p) if isinstance(p, str) else list(p) for p in texts]
         for i, tokens in enumerate(ids):
             self._check(i, tokens, max_tokens)
@@ -162,6 +170,7 @@ class LLM:
 
     def close(self) -> None:
         """Release the model and its memory."""
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> "LLM":

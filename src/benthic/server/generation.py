@@ -62,9 +62,9 @@ class Generation:
         self.choices: list[Choice] = []
 
     def submit(
-        self, prompts: Sequence[Prompt], wanted: Wanted, max_tokens: Sequence[int], seed: int, *, chat: bool
+        self, prompts: Sequence[Prompt], wanted: Wanted, max_tokens: Sequence[int], seeds: Sequence[int], *, chat: bool
     ) -> None:
-        """Send every choice of every prompt. Raises RequestError when the engine is gone."""
+        """Send every choice of every prompt; max_tokens and seeds are one a prompt. Raises RequestError."""
         self._prompts, self._n = prompts, wanted.n
         rules = TextRules(
             stops=wanted.stops,
@@ -76,7 +76,10 @@ class Generation:
         )
         self.feeds = self._client.open_feeds(len(prompts) * wanted.n)
         self.choices = [Choice.open(i, rules, self._table) for i in range(len(self.feeds))]
-        params = [msgspec.structs.replace(wanted.params, max_tokens=tokens, seed=seed) for tokens in max_tokens]
+        params = [
+            msgspec.structs.replace(wanted.params, max_tokens=tokens, seed=seed)
+            for tokens, seed in zip(max_tokens, seeds, strict=True)
+        ]
         try:
             self._client.submit(
                 [

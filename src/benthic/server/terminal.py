@@ -68,9 +68,9 @@ def example_command(model: str, url: str, *, chat: bool, key: bool) -> str:
     if chat:
         path = "chat/completions"
         messages = [{"role": "user", "content": "What is the capital of France?"}]
-        body: dict[str, object] = {"model": model, "messages": messages}
+        body: dict[str, object] = {"model": model, "messages": messages, "temperature": 0}
     else:
         path = "completions"
-        body = {"model": model, "prompt": "The capital of France is", "max_tokens": 32}
+        body = {"model": model, "prompt": "The capital of France is", "max_tokens": 32, "temperature": 0}
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{header} -d '{data}'"

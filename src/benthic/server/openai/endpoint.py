@@ -49,8 +49,9 @@ async def run_plan(context: ServerContext, request: Request, plan: Plan, limits:
         limits.hidden_size,
         generated=plan.generated,
     )
-    seed = context.seeds.draw() if wanted.seed is None else wanted.seed
-    generation.submit(prompts, wanted, rooms, seed, chat=plan.chat)
+    # a client's seed holds for each of its prompts; where it gives none, equal prompts must not get equal noise
+    seeds = [context.seeds.draw() if wanted.seed is None else wanted.seed for _ in prompts]
+    generation.submit(prompts, wanted, rooms, seeds, chat=plan.chat)
     handed_over = False
     try:
         shape = plan.shape(prompts)
