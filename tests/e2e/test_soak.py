@@ -11,7 +11,8 @@ from tests.e2e.conftest import FLAGS
 from tests.support.server_process import ServerProcess
 
 MODEL = "smollm2-135m"
-SMALL = (*FLAGS[: FLAGS.index("--l1-size")], "--l1-pages", "256", "--max-running", "32", "--max-context", "128")
+SMALL = (*FLAGS[: FLAGS.index("--page-size")], "--page-size", "4", "--l1-pages", "512", "--max-running", "32",
+         "--chunk-tokens", "256", "--max-context", "128")  # fmt: skip
 
 
 def measure(server: ServerProcess) -> list[dict[str, int]]:
@@ -32,7 +33,9 @@ async def send(server: ServerProcess, start: int, count: int) -> None:
 
     async def worker(client: httpx.AsyncClient) -> None:
         for number in queue:
-            body = {"model": MODEL, "prompt": f"Request {number} {dice.random()}", "max_tokens": 1, "temperature": 0}
+            # five tokens: a whole page of its own for each request, so that the tree takes and evicts one each time
+            prompt = [1000 + number % 40_000, 1000 + number // 40_000, 5, 6, 7]
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
             if dice.random() < 0.04:
                 try:
                     post = client.post("/v1/completions", json=body | {"max_tokens": 60, "ignore_eos": True})
