@@ -84,6 +84,16 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         info=info,
     )
     runner.warmup(progress)
+    head = (
+        Derived("--device", str(device), device_reason),
+        Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
+        *_runner_rows(config, runner, backend.name, device),
+        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
+    )
+    return _engine(config, sizes, runner), _ready(info, config, sizes, head)
+
+
+def _engine(config: EngineConfig, sizes: Sizes, runner: ModelRunner) -> EngineCore:
     limits = SchedulerLimits(
         page_size=config.cache.page_size,
         max_running=sizes.max_running,
@@ -92,19 +102,23 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         l1_free_pages=sizes.l1_free_pages,
         queue_timeout_us=int(config.scheduler.queue_timeout_s * 1e6),
     )
-    engine = EngineCore(limits, build_core(limits, sizes.l1_pages), runner)
-    on_gpu = device.type == "cuda"
-    backend_reason = "given" if config.runner.attention_backend else f"best for {device.type}"
-    graphs_reason = "captured" if on_gpu else "replayed eagerly on static buffers"
-    head = (
-        Derived("--device", str(device), device_reason),
-        Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
-        Derived("--attention-backend", backend.name, backend_reason),
-        Derived("decode graphs", _sizes_text(runner.graph_sizes), graphs_reason),
+    return EngineCore(limits, build_core(limits, sizes.l1_pages), runner)
+
+
+def _runner_rows(
+    config: EngineConfig, runner: ModelRunner, backend: str, device: torch.device
+) -> tuple[Derived, Derived, Derived]:
+    return (
+        Derived(
+            "--attention-backend", backend, "given" if config.runner.attention_backend else f"best for {device.type}"
+        ),
+        Derived(
+            "decode graphs",
+            _sizes_text(runner.graph_sizes),
+            "captured" if device.type == "cuda" else "replayed eagerly on static buffers",
+        ),
         Derived("--seed", str(config.model.seed), "of requests that bring none"),
-        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
     )
-    return engine, _ready(info, config, sizes, head)
 
 
 def _ready(info: RunnerInfo, config: EngineConfig, sizes: Sizes, head: tuple[Derived, ...]) -> Ready:
