@@ -241,6 +241,32 @@ def test_state_adds_up():
     assert sum(lane.free + lane.cached + lane.private for lane in state.lanes) == 64
 
 
+def test_a_prefill_preempted_half_way_counts_none_of_its_own_pages_as_hits():
+    """Case H3: it comes back through the cache, but nobody else had computed what it finds there."""
+    d = Driver(l1_pages=14, max_running=2, chunk_tokens=4, l1_free_pages=0, max_request_tokens=56)
+    d.tick(d.submit(0, prompt_of(8), max_tokens=40))
+    d.run(d.submit(1, prompt_of(44, 3), max_tokens=2))
+    assert d.engine.scheduler.totals.preemptions > 0
+    assert d.seen[1].tokens == greedy(prompt_of(44, 3), 2)
+    assert [d.seen[i].cached for i in range(2)] == [0, 0]
+    d.assert_no_leak()
+
+
+def test_nothing_is_computed_beyond_the_last_token():
+    d = Driver()
+    d.run(d.submit(1, prompt_of(21), max_tokens=7))
+    assert d.runner.computed_tokens == 21 + 7 - 1
+
+
+def test_background_eviction_keeps_the_watermark():
+    d = Driver(l1_pages=32, l1_free_pages=6, max_request_tokens=64)
+    for i in range(12):
+        d.run(d.submit(i, prompt_of(30, i), max_tokens=3))
+        assert d.core.lanes()[0].free >= 6
+    assert d.core.evicted_pages > 0
+    assert d.core.lanes()[0].cached > 10
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> list[tuple[int, list[int], int, int]]:
     """(tick of arrival, prompt, max_tokens, priority); prompts share heads."""

@@ -85,6 +85,10 @@ class FakeRunner:
         assert len(set(step.kv_slots.tolist())) == len(step.kv_slots), "two tokens write one place"
         self.kv[step.kv_slots] = ids
         firsts = np.concatenate([np.arange(step.num_decode), step.num_decode + np.cumsum(step.query_lens)])
+        sampled = set(step.sample_rows.tolist())
+        for i, last in enumerate(firsts[step.num_decode :] - 1):
+            if int(last) not in sampled:
+                assert step.seq_lens[step.num_decode + i] % self.page_size == 0, "a chunk ends inside a page"
         row_of = {int(r): i for i, r in enumerate(firsts[: step.num_decode])}
         for i, last in enumerate(firsts[step.num_decode :] - 1):
             row_of[int(last)] = step.num_decode + i
