@@ -1,5 +1,6 @@
 """From a start order to an engine that has warmed up. The only place that knows all the parts."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -33,6 +34,10 @@ def build_engine(
 def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> tuple[EngineCore, Ready]:
     """`build_engine` for a checkpoint that is open already (random weights, for example)."""
     device, device_reason = _device(config.model.device)
+    if device.type == "cpu":
+        # oneDNN keeps half a megabyte for each shape of a product, 1,024 of them by default: batches of ever new sizes
+        # would let the process grow for days. A step needs six; read at the first product, so it is not too late here.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     dtype, dtype_reason = choose_dtype(config.model.dtype, device)
     shape = checkpoint.config
     backend = choose(config.runner.attention_backend, device, dtype, shape.head_dim)
