@@ -5,6 +5,7 @@ of the longest row. Tokens are ordered: the D decode tokens, then each prefill's
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -102,6 +103,33 @@ class StepOutput:
     hidden: Float32 | None = None  # [len(sampling.hidden), hidden_size]
 
 
+class LayerHooks(Protocol):
+    """Told how far one step's forward is, so that copies of its pages can go on beside it, layer by layer.
+
+    Called on the runner's thread, on CUDA with its stream as the current one. A step calls begin, then before_layer and
+    after_layer of each layer in order, or before_all and after_all where layers can't call (a graph's replay), then
+    end; end alone where it never began. Between begin and end each method may wait, or let the stream wait.
+    """
+
+    def begin(self) -> None:
+        """The step's work starts."""
+
+    def before_layer(self, index: int) -> None:
+        """Layer `index` will read and write its KV. Raises what kept the KV that it needs from coming."""
+
+    def after_layer(self, index: int) -> None:
+        """Layer `index` has written its KV."""
+
+    def before_all(self) -> None:
+        """`before_layer` for every layer."""
+
+    def after_all(self) -> None:
+        """`after_layer` for every layer."""
+
+    def end(self, failed: bool) -> None:
+        """Nothing of the step touches KV after this; `failed`: what it should have written may be missing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """What the model and the attention backend see. All tensors are on the device; the host numbers are replicated.
@@ -123,3 +151,4 @@ class ForwardBatch:
     query_lens_host: tuple[int, ...] = field(default=())  # [P], what the torch backend loops over
     seq_lens_host: tuple[int, ...] = field(default=())  # [R]
     in_graph: bool = False
+    hooks: LayerHooks | None = None

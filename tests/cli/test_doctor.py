@@ -11,8 +11,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benthic.cli import doctor
-from benthic.cli.probes import DiskSample, HugepagePool, MemoryLimit, Mount
+from benthic.cli.probes import DiskSample
+from benthic.common.errors import ConfigError
 from benthic.common.units import GIB, MIB
+from benthic.tiers.host.pools import HugepagePool, MemoryLimit, Mount, Room
+from tests.support.host_pools import FakePools
 
 LARGE = {"MemTotal": 64 * GIB, "MemAvailable": 60 * GIB}
 
@@ -68,6 +71,26 @@ def test_hugepages_need_a_pool_a_mount_and_free_pages() -> None:
     assert "optional" in doctor.judge_hugepages([none], mount).remedy
 
 
+def test_a_host_tier_is_tried_as_a_server_would() -> None:
+    small = FakePools(Path("/dev/shm"), rooms={"/dev/shm": Room(64 * MIB, 64 * MIB)})
+    row = doctor.check_host_tier(GIB, "auto", small)
+    assert (row.name, row.verdict, row.stops) == ("host tier", "problem", True)
+    assert row.found == "insufficient shared memory in /dev/shm: need 1.00 GiB, 0.06 GiB free"
+    assert row.remedy.startswith("enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size 1g) or lower")
+    assert doctor.check_host_tier(32 * MIB, "auto", small).verdict == "ok"
+    missing = doctor.check_host_tier(GIB, "hugetlbfs", small)
+    assert (missing.verdict, missing.stops) == ("problem", True)
+    assert "no hugetlbfs is mounted" in missing.found
+    huge = FakePools(
+        Path("/dev/shm"),
+        huge=(HugepagePool(2 * MIB, 600, 600, 0),),
+        mounted=(Mount("/dev/hugepages", "hugetlbfs", ("pagesize=2M",)),),
+    )
+    assert doctor.check_host_tier(GIB, "auto", huge).found == (
+        "1.00 GiB would come from /dev/hugepages in pages of 2.00 MiB"
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "direct_error", "seconds", "remedy"),
     [
@@ -121,6 +144,19 @@ def test_the_table_shows_what_is_in_brackets_and_names_what_stops_serving() -> N
     assert "pip install x[y]" in text
     assert "Nothing can be served on this machine: see torch." in text
     assert doctor.exit_code(rows) == 1
+
+
+def test_a_host_tier_that_does_not_fit_ends_the_command_with_its_name(tmp_path: Path) -> None:
+    app = typer.Typer()
+    doctor.register(app)
+    result = CliRunner().invoke(app, ["--json", "--dir", str(tmp_path), "--l2-size", "900TiB"])
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["can_serve"]) == (1, False)
+    assert answer["rows"][-1]["name"] == "host tier"
+    assert answer["rows"][-1]["found"].startswith("insufficient")
+    refused = CliRunner().invoke(app, ["--dir", str(tmp_path), "--l2-backing", "shm"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "--l2-size" in str(refused.exception)
 
 
 def test_a_run_on_this_machine(tmp_path: Path) -> None:

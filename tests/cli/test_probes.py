@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from benthic.cli import probes
+from benthic.tiers.host import pools
 
-MEMINFO = """MemTotal:       24684092 kB
-MemFree:        23612636 kB
-MemAvailable:   24243372 kB
-HugePages_Total:       7
-Hugepagesize:       2048 kB
-nonsense
-"""
 XEON = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8480+
 physical id\t: 0
@@ -41,22 +35,11 @@ hugetlbfs /dev/hugepages hugetlbfs rw,relatime,pagesize=2M 0 0
 /dev/nvme0n1 /data/my\\040disk ext4 rw 0 0
 tmpfs /data tmpfs rw 0 0
 """
-MOUNTS_V1 = """tmpfs /sys/fs/cgroup tmpfs rw 0 0
-cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0
-cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
-"""
 
 
 def reader(files: dict[str, str]) -> Callable[[Path], str | None]:
     """Reads from `files` as if they were the machine's."""
     return lambda path: files.get(str(path))
-
-
-def test_meminfo_is_in_bytes_and_counts_stay_counts() -> None:
-    values = probes.parse_meminfo(MEMINFO)
-    assert values["MemAvailable"] == 24243372 * 1024
-    assert values["HugePages_Total"] == 7
-    assert "nonsense" not in values
 
 
 def test_cpuinfo_counts_threads_and_physical_cores() -> None:
@@ -72,7 +55,7 @@ def test_cpuinfo_of_arm_has_features_and_no_core_ids() -> None:
 
 
 def test_the_filesystem_of_a_folder_is_the_longest_mount_above_it() -> None:
-    mounts = probes.parse_mounts(MOUNTS_V2)
+    mounts = pools.parse_mounts(MOUNTS_V2)
     found = {place: probes.mount_of(Path(place), mounts) for place in ("/data/my disk/x", "/data/my", "/home")}
     assert {place: mount.kind for place, mount in found.items() if mount} == {
         "/data/my disk/x": "ext4",
@@ -82,42 +65,10 @@ def test_the_filesystem_of_a_folder_is_the_longest_mount_above_it() -> None:
 
 
 def test_the_later_of_two_mounts_on_one_path_counts() -> None:
-    mounts = probes.parse_mounts("a /dev/shm tmpfs rw 0 0\nb /dev/shm ext4 rw 0 0\n")
+    mounts = pools.parse_mounts("a /dev/shm tmpfs rw 0 0\nb /dev/shm ext4 rw 0 0\n")
     mount = probes.mount_of(Path("/dev/shm"), mounts)
     assert mount is not None
     assert mount.kind == "ext4"
-
-
-def test_memory_limit_v2_is_the_tightest_of_all_ancestors() -> None:
-    folders = probes.cgroup_folders("memory", "0::/pod.slice/box\n", probes.parse_mounts(MOUNTS_V2))
-    assert [str(f) for f in folders] == ["/sys/fs/cgroup/pod.slice/box", "/sys/fs/cgroup/pod.slice", "/sys/fs/cgroup"]
-    files = {
-        "/sys/fs/cgroup/pod.slice/box/memory.max": "max\n",
-        "/sys/fs/cgroup/pod.slice/memory.max": "4294967296\n",
-        "/sys/fs/cgroup/pod.slice/memory.current": "3000000000\n",
-        "/sys/fs/cgroup/pod.slice/memory.stat": "anon 5\nactive_file 7\ninactive_file 1000000000\n",
-        "/sys/fs/cgroup/memory.max": "8589934592\n",
-    }
-    limit = probes.memory_limit(folders, reader(files))
-    assert limit == probes.MemoryLimit(4294967296, 2_000_000_000, Path("/sys/fs/cgroup/pod.slice"))
-
-
-def test_memory_limit_v1_falls_back_to_the_mount_inside_a_container() -> None:
-    cgroup = "9:cpu,cpuacct:/docker/ab\n4:memory:/docker/ab\n0::/\n"
-    folders = probes.cgroup_folders("memory", cgroup, probes.parse_mounts(MOUNTS_V1))
-    files = {
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824\n",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes": "500\n",
-        "/sys/fs/cgroup/memory/memory.stat": "cache 9\ntotal_inactive_file 100\n",
-    }
-    assert probes.memory_limit(folders, reader(files)) == probes.MemoryLimit(
-        1 << 30, 400, Path("/sys/fs/cgroup/memory")
-    )
-
-
-def test_the_huge_number_of_v1_means_no_limit() -> None:
-    files = {"/g/memory.limit_in_bytes": "9223372036854771712\n"}
-    assert probes.memory_limit([Path("/g")], reader(files)) is None
 
 
 @pytest.mark.parametrize(
@@ -132,18 +83,6 @@ def test_the_huge_number_of_v1_means_no_limit() -> None:
 )
 def test_cpu_quota(files: dict[str, str], quota: float | None) -> None:
     assert probes.cpu_quota([Path("/g")], reader(files)) == quota
-
-
-def test_hugepage_pools_by_size(tmp_path: Path) -> None:
-    for size, counts in (("1048576", (0, 0, 0)), ("2048", (512, 300, 12))):
-        folder = tmp_path / f"hugepages-{size}kB"
-        folder.mkdir()
-        for name, count in zip(("nr", "free", "resv"), counts, strict=True):
-            (folder / f"{name}_hugepages").write_text(f"{count}\n")
-    assert probes.hugepage_pools(tmp_path, probes.read_text) == [
-        probes.HugepagePool(2 << 20, 512, 300, 12),
-        probes.HugepagePool(1 << 30, 0, 0, 0),
-    ]
 
 
 def test_capabilities_of_root_and_of_nobody() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benthic.forward import ForwardBatch, PenaltyInit
+from benthic.runner.execution import padded_rows
 from tests.support.steps import Bench, Script, make_bench, prompt_of
 from tests.support.tiny_model import HIDDEN, VOCAB, TinyModel
 
@@ -201,3 +202,10 @@ def test_results_can_be_taken_after_close(bench: Bench) -> None:
     assert 0 <= pending.result().tokens[0] < VOCAB
     with pytest.raises(AssertionError, match="closed"):
         bench.runner.submit(script.step(decode=[0]))
+
+
+def test_eager_steps_come_in_few_sizes_and_add_few_rows() -> None:
+    sizes = {padded_rows(rows) for rows in range(1, 513)}
+    assert len(sizes) <= 18
+    for rows in range(1, 3000):
+        assert rows <= padded_rows(rows) < rows + (8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 512 else 128)

@@ -36,7 +36,11 @@ class TinyModel:
         residual = self.embedding[batch.input_ids]
         for layer in range(LAYERS):
             q, k, v = self._project(layer, residual, batch.positions)
+            if batch.hooks is not None:
+                batch.hooks.before_layer(layer)
             attended = attention.attend(layer, q, k, v, batch, metadata)
+            if batch.hooks is not None:
+                batch.hooks.after_layer(layer)
             residual = residual + attended.reshape(len(residual), -1) @ self.output[layer].T
         return rms_norm(residual, self.weight, EPS)
 

@@ -99,6 +99,7 @@ class TorchBackend(AttentionBackend):
         if num_decode == len(q) and len(metadata.decode) == 1:
             return self._decode(layer, q, metadata.decode[0])
         out = torch.empty_like(q)
+        out[batch.num_tokens :] = 0  # rows of padding
         for group in metadata.decode:
             if group.rows is None:
                 out[:num_decode] = self._decode(layer, q[:num_decode], group)

@@ -24,8 +24,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from benthic.cli import probes
-from benthic.common.errors import ModelError
+from benthic.common.errors import CapacityError, ConfigError, ModelError
 from benthic.common.units import GIB, MIB, format_size
+from benthic.config import Options, resolve
+from benthic.tiers.host import pools
+from benthic.tiers.host.backing import check_capacity
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -37,6 +40,7 @@ MIN_MEMLOCK = MIB  # below it not even I/O rings fit
 CAP_IPC_LOCK = 1 << 14  # linux/capability.h
 SLOW_WRITE_S = 0.020  # a spinning disk or a network volume
 PIN_BYTES = 64 * MIB
+HOST_TIER = "host tier"  # the row's name
 _CPU_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")  # names in /proc/cpuinfo
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -60,9 +64,14 @@ def register(app: typer.Typer) -> None:
 def doctor(
     folder: Annotated[Path, typer.Option("--dir", help="Folder whose disk is tried. E.g. --dir /var/cache")] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    l2_size: Annotated[str | None, typer.Option(help="Also try a host tier of this size. E.g. 64GiB")] = None,
+    l2_backing: Annotated[str | None, typer.Option(help="As for serve: auto, shm or hugetlbfs[:MOUNT].")] = None,
 ) -> None:
-    """Show what this machine offers and what to change. Exit code 1: nothing can be served here."""
+    """Show what this machine offers and what to change. Exit code 1: nothing can be served here, or not like this."""
+    cache = resolve(Options(l2_size=l2_size, l2_backing=l2_backing)).engine.cache  # refuses what serve refuses
     rows = diagnose(folder)
+    if cache.l2_bytes:
+        rows.append(guarded(HOST_TIER, lambda: check_host_tier(cache.l2_bytes, cache.l2_backing, pools.Machine())))
     if as_json:
         typer.echo(to_json(rows))
     else:
@@ -123,7 +132,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     stops = [row.name for row in rows if row.stops]
     problems = sum(row.verdict == "problem" for row in rows)
     if stops:
-        console.print(f"[bold red]Nothing can be served on this machine:[/] see {', '.join(stops)}.")
+        how = "with this --l2-size" if stops == [HOST_TIER] else "on this machine"
+        console.print(f"[bold red]Nothing can be served {how}:[/] see {', '.join(stops)}.")
     else:
         console.print("This machine can serve." + (f" Problems to look at: {problems}." if problems else ""))
 
@@ -184,15 +194,15 @@ def check_model() -> Row:
 
 def own_cgroup(controller: str) -> list[Path]:
     """The folders of this process's control groups for `controller`."""
-    mounts = probes.parse_mounts(probes.read_text(Path("/proc/self/mounts")) or "")
-    return probes.cgroup_folders(controller, probes.read_text(Path("/proc/self/cgroup")) or "", mounts)
+    mounts = pools.parse_mounts(pools.read_text(Path("/proc/self/mounts")) or "")
+    return pools.cgroup_folders(controller, pools.read_text(Path("/proc/self/cgroup")) or "", mounts)
 
 
 def check_cpu() -> Row:
     """Model, cores, and how many of them this process may use."""
-    info = probes.parse_cpuinfo(probes.read_text(Path("/proc/cpuinfo")) or "")
+    info = probes.parse_cpuinfo(pools.read_text(Path("/proc/cpuinfo")) or "")
     usable = len(os.sched_getaffinity(0))
-    quota = probes.cpu_quota(own_cgroup("cpu"), probes.read_text)
+    quota = probes.cpu_quota(own_cgroup("cpu"), pools.read_text)
     units = [unit for unit in _CPU_UNITS if unit in info.flags]
     counts = f"{info.cores} cores, {info.threads} threads, {usable} usable"
     found = f"{info.model}: {counts}; {', '.join(units) or 'vector units unknown'}"
@@ -218,11 +228,11 @@ def check_dtype(torch: ModuleType | None) -> Row:
 
 def check_memory() -> Row:
     """What is available, with the control group's limit."""
-    meminfo = probes.parse_meminfo(probes.read_text(Path("/proc/meminfo")) or "")
-    return judge_memory(meminfo, probes.memory_limit(own_cgroup("memory"), probes.read_text))
+    meminfo = pools.parse_meminfo(pools.read_text(Path("/proc/meminfo")) or "")
+    return judge_memory(meminfo, pools.memory_limit(own_cgroup("memory"), pools.read_text))
 
 
-def judge_memory(meminfo: dict[str, int], limit: probes.MemoryLimit | None) -> Row:
+def judge_memory(meminfo: dict[str, int], limit: pools.MemoryLimit | None) -> Row:
     """The row for these figures."""
     free = meminfo["MemAvailable"]
     found = f"{format_size(free)} available of {format_size(meminfo['MemTotal'])}"
@@ -239,7 +249,7 @@ def judge_memory(meminfo: dict[str, int], limit: probes.MemoryLimit | None) -> R
 
 def check_gpu(torch: ModuleType | None) -> Row:
     """Name, memory, compute capability and driver of each GPU."""
-    driver = probes.read_text(Path("/sys/module/nvidia/version"))
+    driver = pools.read_text(Path("/sys/module/nvidia/version"))
     if torch is None or not torch.cuda.is_available():
         if driver is None and not Path("/dev/nvidiactl").exists():
             return Row("GPU", "none; models run on the CPU", "note")
@@ -277,20 +287,20 @@ def check_pinned(torch: ModuleType | None) -> Row:
 
 def check_hugepages() -> Row:
     """Pools and mounts of hugepages."""
-    pools = probes.hugepage_pools(Path("/sys/kernel/mm/hugepages"), probes.read_text)
-    mounts = probes.parse_mounts(probes.read_text(Path("/proc/self/mounts")) or "")
-    return judge_hugepages(pools, [m for m in mounts if m.kind == "hugetlbfs"])
+    found = pools.hugepage_pools(Path("/sys/kernel/mm/hugepages"), pools.read_text)
+    mounts = pools.parse_mounts(pools.read_text(Path("/proc/self/mounts")) or "")
+    return judge_hugepages(found, [m for m in mounts if m.kind == "hugetlbfs"])
 
 
-def judge_hugepages(pools: Sequence[probes.HugepagePool], mounts: Sequence[probes.Mount]) -> Row:
+def judge_hugepages(sizes: Sequence[pools.HugepagePool], mounts: Sequence[pools.Mount]) -> Row:
     """The row for these pools and hugetlbfs mounts."""
-    sizes = [f"{format_size(p.page_bytes)}: {p.free} free, {p.reserved} reserved of {p.total}" for p in pools]
-    found = "\n".join([*sizes, "mounts: " + (", ".join(m.path for m in mounts) or "none")])
-    if not any(pool.total for pool in pools):
+    lines = [f"{format_size(p.page_bytes)}: {p.free} free, {p.reserved} reserved of {p.total}" for p in sizes]
+    found = "\n".join([*lines, "mounts: " + (", ".join(m.path for m in mounts) or "none")])
+    if not any(pool.total for pool in sizes):
         return Row("hugepages", found, "note", "optional, for a large host tier: sysctl vm.nr_hugepages=N (2 MiB each)")
     if not mounts:
         return Row("hugepages", found, "note", "mount them: mount -t hugetlbfs none /dev/hugepages")
-    if not any(pool.free > pool.reserved for pool in pools):
+    if not any(pool.free > pool.reserved for pool in sizes):
         return Row("hugepages", found, "note", "all are taken: reserve more with sysctl vm.nr_hugepages=N")
     return Row("hugepages", found)
 
@@ -312,9 +322,20 @@ def judge_shm(size: int, free: int) -> Row:
     return Row("/dev/shm", found)
 
 
+def check_host_tier(l2_bytes: int, wish: str, machine: pools.HostPools) -> Row:
+    """What a server started with this `--l2-size` and `--l2-backing` would say."""
+    try:
+        backing = check_capacity(l2_bytes, wish, machine)
+    except (CapacityError, ConfigError) as error:
+        found, _, remedy = str(error).partition("; ")
+        return Row(HOST_TIER, found, "problem", remedy, stops=True)
+    unit = f" in pages of {format_size(backing.page_bytes)}" if backing.kind == "hugetlbfs" else ""
+    return Row(HOST_TIER, f"{format_size(l2_bytes)} would come from {backing.folder}{unit}")
+
+
 def check_memlock() -> Row:
     """The limit on locked memory, which root's capability CAP_IPC_LOCK lifts."""
-    capabilities = probes.effective_capabilities(probes.read_text(Path("/proc/self/status")) or "")
+    capabilities = probes.effective_capabilities(pools.read_text(Path("/proc/self/status")) or "")
     return judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], bool(capabilities & CAP_IPC_LOCK))
 
 
@@ -341,7 +362,7 @@ def check_nofile(soft: int, hard: int) -> Row:
 def check_disk(folder: Path) -> Row:
     """O_DIRECT and the latency of small durable writes in `folder`."""
     place = folder.resolve()
-    mounts = probes.parse_mounts(probes.read_text(Path("/proc/self/mounts")) or "")
+    mounts = pools.parse_mounts(pools.read_text(Path("/proc/self/mounts")) or "")
     mount = probes.mount_of(place, mounts)
     try:
         sample = probes.sample_disk(place)

@@ -10,14 +10,13 @@ import re
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK = 4096  # bytes; the unit of disk I/O
-_V1_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a number close to 2**63
+from benthic.tiers.host.pools import Mount, ReadText
 
-ReadText = Callable[[Path], str | None]
+BLOCK = 4096  # bytes; the unit of disk I/O
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +30,6 @@ class CpuInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """The tightest memory limit of the control groups that hold this process."""
-
-    limit_bytes: int
-    used_bytes: int  # without the page cache that the kernel gives back under pressure
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class HugepagePool:
-    """One size of hugepages, in pages."""
-
-    page_bytes: int
-    total: int
-    free: int
-    reserved: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One mounted filesystem."""
-
-    path: str
-    kind: str
-    options: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DiskSample:
     """What a temporary file in a folder showed."""
 
@@ -68,16 +39,6 @@ class DiskSample:
     @property
     def median_s(self) -> float:
         return statistics.median(self.write_seconds)
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo as bytes (the hugepage counts, which have no unit, as they are)."""
-    values = {}
-    for line in text.splitlines():
-        match = re.fullmatch(r"(\S+):\s+(\d+)( kB)?", line.strip())
-        if match:
-            values[match[1]] = int(match[2]) * (1024 if match[3] else 1)
-    return values
 
 
 def parse_cpuinfo(text: str) -> CpuInfo:
@@ -98,59 +59,10 @@ def parse_cpuinfo(text: str) -> CpuInfo:
     return CpuInfo(model=model, threads=threads, cores=len(cores) or threads, flags=flags)
 
 
-def parse_mounts(text: str) -> list[Mount]:
-    """/proc/self/mounts; the kernel writes a blank in a path as \\040."""
-    mounts = []
-    for line in text.splitlines():
-        parts = line.split()
-        if len(parts) >= 4:
-            path = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), parts[1])
-            mounts.append(Mount(path, parts[2], tuple(parts[3].split(","))))
-    return mounts
-
-
 def mount_of(path: Path, mounts: Sequence[Mount]) -> Mount | None:
     """The filesystem that holds `path` (absolute): the longest mount point above it, the latest where two are equal."""
     holding = [m for m in mounts if path == Path(m.path) or Path(m.path) in path.parents]
     return max(enumerate(holding), key=lambda pair: (len(pair[1].path), pair[0]))[1] if holding else None
-
-
-def cgroup_folders(controller: str, cgroup: str, mounts: Sequence[Mount]) -> list[Path]:
-    """The folders of this process's control groups from the leaf to the root, for one controller, v1 or v2.
-
-    `cgroup` is /proc/self/cgroup. Inside a container the path may be the host's, which is not mounted: then the
-    folders do not exist, except the last, the mount itself, which is the container's own group.
-    """
-    for line in cgroup.splitlines():
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        if controller in names.split(","):
-            roots = [m.path for m in mounts if m.kind == "cgroup" and controller in m.options]
-        elif number == "0" and not names:
-            roots = [m.path for m in mounts if m.kind == "cgroup2"]
-        else:
-            continue
-        for root in roots:
-            leaf = Path(root) / path.lstrip("/")
-            return [leaf, *(p for p in leaf.parents if p == Path(root) or Path(root) in p.parents)]
-    return []
-
-
-def memory_limit(folders: Sequence[Path], read: ReadText) -> MemoryLimit | None:
-    """The smallest limit among `folders`, or None where nothing limits memory."""
-    limits = []
-    for folder in folders:
-        for limit_file, used_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = read(folder / limit_file), read(folder / used_file)
-            if limit is None or not limit.strip().isdigit() or int(limit) >= _V1_NO_LIMIT:
-                continue
-            match = re.search(r"^(?:total_)?inactive_file (\d+)$", read(folder / "memory.stat") or "", re.MULTILINE)
-            cache = int(match[1]) if match else 0
-            limits.append(MemoryLimit(int(limit), max(0, int(used or 0) - cache), folder))
-    return min(limits, key=lambda found: found.limit_bytes, default=None)
 
 
 def cpu_quota(folders: Sequence[Path], read: ReadText) -> float | None:
@@ -163,15 +75,6 @@ def cpu_quota(folders: Sequence[Path], read: ReadText) -> float | None:
         if len(both) == 2 and both[0].isdigit() and both[1].isdigit() and int(both[1]):
             quotas.append(int(both[0]) / int(both[1]))
     return min(quotas, default=None)
-
-
-def hugepage_pools(root: Path, read: ReadText) -> list[HugepagePool]:
-    """The pools below /sys/kernel/mm/hugepages, smallest pages first."""
-    pools = []
-    for folder in root.glob("hugepages-*kB"):
-        counts = [int(read(folder / f"{name}_hugepages") or 0) for name in ("nr", "free", "resv")]
-        pools.append(HugepagePool(int(folder.name[len("hugepages-") : -len("kB")]) * 1024, *counts))
-    return sorted(pools, key=lambda pool: pool.page_bytes)
 
 
 def effective_capabilities(status: str) -> int:
@@ -189,14 +92,6 @@ def missing_packages(requirements: Sequence[str], installed: Mapping[str, str]) 
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def read_text(path: Path) -> str | None:
-    """The file's text, or None where it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 def sample_disk(folder: Path, num_writes: int = 64, limit_s: float = 2.0) -> DiskSample:

@@ -58,12 +58,17 @@ class LlamaModel:
         """Hidden states [T, D] after the final norm, model dtype; `metadata` is `attention.begin(batch)`. Writes KV."""
         residual = F.embedding(batch.input_ids, self._embedding)
         angles = self._rope.angles(batch.positions, self.dtype)
+        hooks = batch.hooks
         added: torch.Tensor | None = None  # what the last block made, not yet in the residual stream
         for index, layer in enumerate(self._layers):
             norm = layer.attention_norm
             normed = norm(residual) if added is None else norm.after_add(added, residual)
             q, k, v = self._project(layer, normed, angles)
+            if hooks is not None:
+                hooks.before_layer(index)  # only attention touches KV
             attended = attention.attend(index, q, k, v, batch, metadata)
+            if hooks is not None:
+                hooks.after_layer(index)
             projected = layer.output(attended.reshape(len(residual), -1))
             added = layer.mlp(layer.mlp_norm.after_add(projected, residual))
         return self._norm(residual) if added is None else self._norm.after_add(added, residual)

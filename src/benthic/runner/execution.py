@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from benthic.attention.interface import AttentionBackend
-from benthic.forward import ForwardBatch, LogprobRows, StepInput, StepOutput
+from benthic.forward import ForwardBatch, LayerHooks, LogprobRows, StepInput, StepOutput
 from benthic.runner.copy_out import CopyOut, InFlight
 from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
 from benthic.runner.sampler import DeviceLogprobs, Sampler, log_probabilities
@@ -53,33 +53,72 @@ class StepExecutor:
         self._model = model
         self._attention = attention
         self._graphs = graphs
+        self._shape = shape
         self._last_tokens = last_tokens
         self._sampler = sampler
         self._staging = Staging(shape.device)
         self._copy_out = CopyOut(shape.device)
 
-    def execute(self, step: StepInput) -> Launched:
-        """Queue the step's work; on a CPU, do it."""
+    def execute(self, step: StepInput, hooks: LayerHooks | None = None) -> Launched:
+        """Queue the step's work; on a CPU, do it. The hooks' `end` is called even where it fails."""
+        if hooks is None:
+            return self._execute(step, None)
+        failed = True
+        try:
+            hooks.begin()
+            launched = self._execute(step, hooks)
+            failed = False
+        finally:
+            hooks.end(failed)
+        return launched
+
+    def _execute(self, step: StepInput, hooks: LayerHooks | None) -> Launched:
         plan = self._sampler.plan(step.sampling, step.penalty_inits)
         arrays = dict(plan.arrays)
         arrays["sample_slots"] = step.sample_slots
         size = self._graph_size(step)
-        arrays.update(_eager_arrays(step) if size is None else self._graphs.pad(step, size))
+        arrays.update(self._eager_arrays(step) if size is None else self._graphs.pad(step, size))
         tensors = self._staging.upload(arrays)
         self._sampler.start_penalties(tensors)
         results: Tensors = {}
         greedy = None
         if size is None:
-            hidden = self._eager(step, tensors)
+            hidden = self._eager(step, tensors, hooks)
             self._prompt_logprobs(step, hidden, tensors, results)
             sampled_hidden = hidden.index_select(0, tensors["sample_rows"])
-            logits = self._model.logits(sampled_hidden) if plan.num_rows else None
+            logits = self._model.logits(sampled_hidden)[: plan.num_rows] if plan.num_rows else None
+            sampled_hidden = sampled_hidden[: plan.num_rows]
         else:
+            if hooks is not None:
+                hooks.before_all()
             decoded = self._graphs.replay(size, step.num_decode, tensors)
+            if hooks is not None:
+                hooks.after_all()
             sampled_hidden, logits, greedy = decoded.hidden, decoded.logits, decoded.tokens
         if logits is not None:
             self._sample(plan, tensors, sampled_hidden, logits, greedy, results)
         return Launched(self._copy_out.start(results), _Assembly(step, plan))
+
+    def _eager_arrays(self, step: StepInput) -> dict[str, NDArray[Any]]:
+        cu_query_lens = np.zeros(len(step.query_lens) + 1, dtype=np.int32)
+        np.cumsum(step.query_lens, out=cu_query_lens[1:])
+        rows, samples = step.num_tokens, len(step.sample_rows)
+        if self._shape.device.type == "cpu":  # what is added belongs to no sequence and writes to the scratch page
+            rows, samples = padded_rows(rows), padded_rows(samples) if samples > 1 else samples
+        arrays: dict[str, NDArray[Any]] = {
+            "token_ids": _pad(step.token_ids, rows, 0),
+            "positions": _pad(step.positions, rows, 0),
+            "kv_slots": _pad(step.kv_slots, rows, self._shape.num_pages * self._shape.page_size),
+            "seq_lens": step.seq_lens,
+            "page_table": step.page_table,
+            "decode_slots": step.state_slots[: step.num_decode],
+            "sample_rows": _pad(step.sample_rows, samples, 0),
+            "cu_query_lens": cu_query_lens,
+        }
+        for i, (_, count, _, tokens) in enumerate(step.prompt_logprobs):
+            assert len(tokens) == count
+            arrays[f"prompt{i}"] = tokens
+        return arrays
 
     def _graph_size(self, step: StepInput) -> int | None:
         if step.num_tokens != step.num_decode or step.num_decode == 0:
@@ -87,8 +126,8 @@ class StepExecutor:
         assert np.array_equal(step.sample_slots, step.state_slots), "a decode step samples each of its rows, in order"
         return self._graphs.size_for(step.num_decode)
 
-    def _eager(self, step: StepInput, tensors: Tensors) -> torch.Tensor:
-        """Hidden states [T, hidden_size] of any step."""
+    def _eager(self, step: StepInput, tensors: Tensors, hooks: LayerHooks | None) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of any step; on a CPU with rows of padding behind them."""
         num_decode = step.num_decode
         input_ids = tensors["token_ids"].to(torch.int64)
         if num_decode:
@@ -106,6 +145,7 @@ class StepExecutor:
             cu_query_lens=tensors["cu_query_lens"],
             query_lens_host=tuple(step.query_lens.tolist()),
             seq_lens_host=tuple(step.seq_lens.tolist()),
+            hooks=hooks,
         )
         return self._model(batch, self._attention, self._attention.begin(batch))
 
@@ -163,23 +203,20 @@ class _Assembly:
         )
 
 
-def _eager_arrays(step: StepInput) -> dict[str, NDArray[Any]]:
-    cu_query_lens = np.zeros(len(step.query_lens) + 1, dtype=np.int32)
-    np.cumsum(step.query_lens, out=cu_query_lens[1:])
-    arrays: dict[str, NDArray[Any]] = {
-        "token_ids": step.token_ids,
-        "positions": step.positions,
-        "kv_slots": step.kv_slots,
-        "seq_lens": step.seq_lens,
-        "page_table": step.page_table,
-        "decode_slots": step.state_slots[: step.num_decode],
-        "sample_rows": step.sample_rows,
-        "cu_query_lens": cu_query_lens,
-    }
-    for i, (_, count, _, tokens) in enumerate(step.prompt_logprobs):
-        assert len(tokens) == count
-        arrays[f"prompt{i}"] = tokens
-    return arrays
+def padded_rows(rows: int) -> int:
+    """Rows of an eager step on a CPU: 8, 16, then multiples of 32, from 512 on of 128.
+
+    Products of ever new sizes leave holes in the heap and code in oneDNN's cache; so a process meets few sizes, and few
+    rows are computed in vain.
+    """
+    step = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 512 else 128
+    return -(-rows // step) * step
+
+
+def _pad(array: NDArray[Any], rows: int, value: int) -> NDArray[Any]:
+    if rows <= len(array):
+        return array
+    return np.concatenate([array, np.full(rows - len(array), value, array.dtype)])
 
 
 def _put(name: str, rows: DeviceLogprobs, results: Tensors) -> None:

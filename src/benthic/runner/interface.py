@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from benthic.forward import StepInput, StepOutput
+from benthic.forward import LayerHooks, StepInput, StepOutput
 
 
 class PendingStep(Protocol):
@@ -32,8 +32,11 @@ class Runner(Protocol):
 
     info: RunnerInfo
 
-    def submit(self, step: StepInput) -> PendingStep:
-        """Queue the step behind those before it; returns at once. At most two may be outstanding."""
+    def submit(self, step: StepInput, hooks: LayerHooks | None = None) -> PendingStep:
+        """Queue the step behind those before it; returns at once. At most two may be outstanding.
+
+        `hooks` are told how far the step is; their `end` is called whatever happens to it.
+        """
 
     def close(self) -> None:
         """Wait for what is queued, release threads and device memory."""

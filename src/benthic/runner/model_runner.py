@@ -13,7 +13,7 @@ import torch
 
 from benthic.attention.interface import AttentionBackend
 from benthic.config import RunnerConfig
-from benthic.forward import StepInput, StepOutput
+from benthic.forward import LayerHooks, StepInput, StepOutput
 from benthic.runner.execution import Launched, StepExecutor
 from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
 from benthic.runner.interface import RunnerInfo
@@ -30,9 +30,10 @@ T = TypeVar("T")
 class _Pending:
     """A submitted step; see runner.interface.PendingStep."""
 
-    def __init__(self, runner: "ModelRunner", step: StepInput) -> None:
+    def __init__(self, runner: "ModelRunner", step: StepInput, hooks: LayerHooks | None) -> None:
         self._runner = runner
         self._step = step
+        self._hooks = hooks
         self._queued = threading.Event()  # its work is, or it has failed
         self._launched: Launched | None = None
         self._output: StepOutput | None = None
@@ -61,10 +62,13 @@ class _Pending:
 
     def launch(self) -> None:
         """On the runner's thread."""
+        hooks, self._hooks = self._hooks, None
         try:
             if self._runner._failure is not None:
+                if hooks is not None:
+                    hooks.end(True)
                 raise self._runner._failure
-            self._launched = self._runner._executor.execute(self._step)
+            self._launched = self._runner._executor.execute(self._step, hooks)
         except BaseException as error:  # noqa: BLE001  # handed to the caller of `result`
             self._error = error
             self._runner._failure = error
@@ -125,11 +129,14 @@ class ModelRunner:
         """Batch sizes of the decode graphs, rising; empty: decode runs eagerly."""
         return self._graphs.sizes
 
-    def submit(self, step: StepInput) -> _Pending:
-        """Queue the step behind those before it; returns at once. At most two steps may be without a taken result."""
+    def submit(self, step: StepInput, hooks: LayerHooks | None = None) -> _Pending:
+        """Queue the step behind those before it; returns at once. At most two steps may be without a taken result.
+
+        `hooks` are told how far the step is; their `end` is called whatever happens to it.
+        """
         assert self._thread.is_alive(), "the runner is closed"
         assert len(self._outstanding) < MAX_OUTSTANDING, "take a result before submitting a third step"
-        pending = _Pending(self, step)
+        pending = _Pending(self, step, hooks)
         self._outstanding.add(pending)
         self._tasks.put(pending.launch)
         return pending
