@@ -12,7 +12,7 @@ import torch
 from benthic.config import options_from_mapping, resolve
 from benthic.engine.build import assemble
 from benthic.kvcache import page_hashes, root_hash
-from benthic.messages import Outputs, SamplingParams, Submit
+from benthic.messages import FlushCache, Outputs, SamplingParams, Submit
 from benthic.models.registry import Checkpoint
 from benthic.weights.model_config import LlamaConfig, RopeConfig
 from benthic.weights.tensor_info import TensorInfo
@@ -25,6 +25,7 @@ class Ran:
     tokens: list[list[int]]
     first_s: float  # until every request had its first token
     total_s: float
+    cached: tuple[int, int, int] = (0, 0, 0)  # prompt tokens found in L1, L2, L3
 
     @property
     def decode_per_s(self) -> float:
@@ -40,9 +41,9 @@ class BenchEngine:
         self.engine, self.ready = assemble(config, checkpoint, lambda what, done, total: None)
         self._next_id = 0
 
-    def run(self, prompts: list[list[int]], max_tokens: int) -> Ran:
-        """Answer all prompts at once with `max_tokens` tokens each."""
-        root = root_hash(self.ready.namespace, str(self._next_id))  # a salt of its own: no run finds another's pages
+    def run(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> Ran:
+        """Answer all prompts at once with `max_tokens` tokens each; runs with one salt find each other's pages."""
+        root = root_hash(self.ready.namespace, str(self._next_id) if salt is None else salt)
         ids = range(self._next_id, self._next_id + len(prompts))
         self._next_id += len(prompts)
         out: dict[int, list[int]] = {i: [] for i in ids}
@@ -54,19 +55,33 @@ class BenchEngine:
             messages.append(Submit(id=i, prompt=data, root=root, hashes=hashes, params=params))
         start = time.perf_counter()
         first = 0.0
+        cached = (0, 0, 0)
         replies = self.engine.tick(list(messages))
         while True:
             for reply in replies:
                 if isinstance(reply, Outputs):
+                    for p in reply.prefilled:
+                        found = (p.cached_l1, p.cached_l2, p.cached_l3)
+                        cached = (cached[0] + found[0], cached[1] + found[1], cached[2] + found[2])
                     tokens = np.frombuffer(reply.tokens, np.int32).tolist()
                     for i, token in zip(np.frombuffer(reply.ids, np.int64).tolist(), tokens, strict=True):
                         out[i].append(token)
             if not first and all(out.values()):
                 first = time.perf_counter() - start
-            if self.engine.idle:
+            if not self.engine.computing:
                 break
             replies = self.engine.tick([])
-        return Ran(list(out.values()), first, time.perf_counter() - start)
+        return Ran(list(out.values()), first, time.perf_counter() - start, cached)
+
+    def settle(self) -> None:
+        """Until every copy and spill is over."""
+        while not self.engine.idle:
+            time.sleep(self.engine.pause_s)
+            self.engine.tick([])
+
+    def flush(self, *tiers: str) -> None:
+        """Drop what these tiers hold."""
+        self.engine.tick([FlushCache(0, tiers)])
 
     def close(self) -> None:
         """Free the model."""

@@ -52,7 +52,7 @@ def insert_all(core: CacheCore, requests: Sequence[list[bytes]]) -> None:
 def match_all(core: CacheCore, requests: Sequence[list[bytes]]) -> int:
     """Cached pages over all requests."""
     probe = core.probe
-    return sum([probe(hashes, len(hashes)) for hashes in requests])
+    return sum([probe(hashes, len(hashes)).in_l1 for hashes in requests])
 
 
 def evict_half(core: CacheCore) -> int:
@@ -60,7 +60,7 @@ def evict_half(core: CacheCore) -> int:
     run = core.open(-1, (), 0)
     if not core.allocate(run, core.config.l1_pages * core.config.num_owners // 2):
         raise SystemExit("half of a full cache could not be evicted: no figures")
-    return core.evicted_pages
+    return core.counters.evicted_l1
 
 
 def main(argv: Sequence[str] | None = None) -> None:

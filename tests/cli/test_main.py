@@ -14,7 +14,7 @@ from benthic.common.errors import ConfigError
 
 def test_help_names_every_command() -> None:
     output = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "200"}).output
-    for name in ("serve", "generate", "bench", "doctor"):
+    for name in ("serve", "generate", "bench", "simulate", "cache", "doctor"):
         assert name in output
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benthic.kvcache import CacheCore, CoreConfig, InvariantError, PageRun
+from benthic.kvcache import CacheCore, CoreConfig, Found, InvariantError, PageRun
+from benthic.kvcache.flush import Flushed
 from tests.support.cache_trace import digests
 from tests.support.naive_cache import hashes_of
 
@@ -26,6 +27,13 @@ def serve(core: CacheCore, seq_id: int, hashes: list[bytes]) -> PageRun:
     core.commit(run, hashes[run.num_cached :])
     core.check()
     return run
+
+
+def evict(core: CacheCore) -> int:
+    """Background eviction; gives pages."""
+    before = core.counters.evicted_l1
+    core.evict_to_watermark()
+    return core.counters.evicted_l1 - before
 
 
 def free(core: CacheCore) -> list[int]:
@@ -52,7 +60,7 @@ def test_probe_changes_nothing() -> None:
     core = core_of()
     core.close(serve(core, 1, PROMPT))
     before = core.digest()
-    assert [core.probe(PROMPT, n) for n in (0, 1, 33, 50, 99)] == [0, 1, 33, 50, 50]
+    assert [core.probe(PROMPT, n) for n in (0, 1, 33, 50, 99)] == [Found(n, n) for n in (0, 1, 33, 50, 50)]
     assert core.digest() == before
 
 
@@ -91,11 +99,11 @@ def test_allocation_evicts_what_is_short_and_no_running_sequences_pages() -> Non
     core.close(serve(core, 3, hashes_of((3,) * 16)))
     run = core.open(4, PROMPT, 0)
     assert core.allocate(run, 16)
-    assert core.evicted_pages == 0
+    assert core.counters.evicted_l1 == 0
     assert core.allocate(run, 1)
-    assert core.evicted_pages == 16
-    assert core.probe(hashes_of((2,) * 16), 16) == 0  # the older one
-    assert core.probe(hashes_of((1,) * 16), 16) == kept.num_cached
+    assert core.counters.evicted_l1 == 16
+    assert core.probe(hashes_of((2,) * 16), 16).end == 0  # the older one
+    assert core.probe(hashes_of((1,) * 16), 16).in_l1 == kept.num_cached
 
 
 def test_a_refused_allocation_changes_nothing() -> None:
@@ -124,21 +132,21 @@ def test_background_eviction_refills_beyond_the_watermark_and_then_rests() -> No
     for seq_id in range(19):
         core.close(serve(core, seq_id, hashes_of((seq_id,) * 32)))
     assert free(core) == [32]
-    assert core.evict_to_watermark() == 32
+    assert evict(core) == 32
     assert free(core) == [64]  # at least 40 + 20
     run = core.open(99, PROMPT, 0)
     assert core.allocate(run, 24)
-    assert core.evict_to_watermark() == 0  # 40 are left
+    assert evict(core) == 0  # 40 are left
     assert core.allocate(run, 1)
-    assert core.evict_to_watermark() == 32
+    assert evict(core) == 32
 
 
 def test_background_eviction_takes_what_there_is() -> None:
     core = core_of(pages=40, low=30)
     serve(core, 1, PROMPT[:20])
     core.close(serve(core, 2, hashes_of((2,) * 4)))
-    assert core.evict_to_watermark() == 4
-    assert core.evict_to_watermark() == 0
+    assert evict(core) == 4
+    assert evict(core) == 0
     assert free(core) == [20]
 
 
@@ -147,14 +155,14 @@ def test_flush_drops_all_but_what_runs_and_says_so() -> None:
     run = serve(core, 1, PROMPT[:30])
     core.close(serve(core, 2, PROMPT[:50]))
     core.close(serve(core, 3, hashes_of((3,) * 40)))
-    assert core.flush() == (60, 30)
+    assert core.flush(["l1"]) == Flushed({"l1": 60}, {"l1": 30})
     core.check()
-    assert core.flush() == (0, 30)
-    assert core.probe(PROMPT, 50) == 30
+    assert core.flush(["l1"]) == Flushed({"l1": 0}, {"l1": 30})
+    assert core.probe(PROMPT, 50).end == 30
     core.close(run)
-    assert core.flush() == (30, 0)
+    assert core.flush() == Flushed({"l1": 30, "l2": 0}, {"l1": 0, "l2": 0})
     assert free(core) == [64, 64]
-    assert core.evicted_pages == 0
+    assert core.counters.evicted_l1 == 0
 
 
 def test_private_pages_are_freed_and_cached_ones_stay_when_a_sequence_ends() -> None:

@@ -55,8 +55,8 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     def open_run(self, prompt: Prefix, limit: int) -> int:
         hashes = hashes_of(prompt)
-        assert self.on_all(lambda core, _: core.probe(hashes, limit)) == self.model.leading(prompt, limit)
-        found = self.core.probe(hashes, limit)
+        found = self.on_all(lambda core, _: core.probe(hashes, limit)).in_l1
+        assert found == self.model.leading(prompt, limit) == self.core.probe(hashes, limit).end
         asked = [(pages, keep) for pages in (0, 1, 7, 30) for keep in (0, 3)]
         promised = [self.on_all(lambda core, _, a=a: core.has_room_to_open(hashes, found, *a)) for a in asked]
         seq_id, self.next_id = self.next_id, self.next_id + 1
@@ -117,11 +117,11 @@ class CoreAgainstModel(RuleBasedStateMachine):
         fits = self.on_all(lambda core, i: core.has_room(self.runs[seq_id][i], num_pages, keep))
         assert fits == all(pages >= keep for pages in room)
         free = [lane.free for lane in self.core.lanes()]
-        before, evicted = self.core.digest(), self.core.evicted_pages
+        before, evicted = self.core.digest(), self.core.counters.evicted_l1
         done = self.on_all(lambda core, i: core.allocate(self.runs[seq_id][i], num_pages))
         assert done == all(pages >= 0 for pages in room)
         gone = self.model.drop_evicted(self.core)
-        assert self.core.evicted_pages - evicted == len(gone)
+        assert self.core.counters.evicted_l1 - evicted == len(gone)
         if not done:
             assert self.core.digest() == before
         if min(free) >= num_pages:
@@ -155,7 +155,9 @@ class CoreAgainstModel(RuleBasedStateMachine):
     def evict_to_watermark(self) -> None:
         low = self.core.config.l1_free_pages
         was_low = any(lane.free < low for lane in self.core.lanes())
-        evicted = self.on_all(lambda core, _: core.evict_to_watermark())
+        before = self.core.counters.evicted_l1
+        self.on_all(lambda core, _: core.evict_to_watermark())
+        evicted = self.core.counters.evicted_l1 - before
         assert evicted == len(self.model.drop_evicted(self.core))
         assert was_low or not evicted
         assert all(lane.free >= low or lane.cached == lane.locked for lane in self.core.lanes())
@@ -164,8 +166,9 @@ class CoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         locked = len(self.model.locked())
-        dropped, kept = self.on_all(lambda core, _: core.flush())
-        assert (dropped, kept) == (len(self.model.drop_evicted(self.core)), locked)
+        flushed = self.on_all(lambda core, _: core.flush())
+        assert flushed.kept == {"l1": locked, "l2": 0}
+        assert flushed.dropped == {"l1": len(self.model.drop_evicted(self.core)), "l2": 0}
 
     @invariant()
     def agrees(self) -> None:

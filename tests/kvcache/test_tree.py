@@ -5,6 +5,7 @@ import random
 import pytest
 
 from benthic.kvcache.errors import InvariantError
+from benthic.kvcache.planner import Holding
 from benthic.kvcache.tree import MAX_NODE_PAGES, Node, RadixTree
 
 
@@ -19,9 +20,22 @@ def insert(tree: RadixTree, hashes: tuple[bytes, ...], *, tick: int = 0) -> Node
     known = tree.l1_match(hashes, len(hashes))
     parent = tree.node_ending_with(hashes[known - 1], known) if known else tree.root
     rest = hashes[known:]
-    node = tree.insert(parent, rest, tuple(range(known, known + len(rest))), tick) if rest else parent
+    node = parent
+    if rest:
+        node = tree.insert(parent, rest, tick, l1_pages=tuple(range(known, known + len(rest))))[-1]
     tree.check()
     return node
+
+
+def in_l1(node: Node) -> Holding:
+    assert node.l1 is not None
+    return node.l1
+
+
+def use(tree: RadixTree, node: Node, tick: int, *, is_hit: bool) -> None:
+    """A run that is opened and goes down to `node`."""
+    tree.l1.lock(tree.l1.root)
+    tree.l1_lock_path(node, tree.root, tick, is_hit=is_hit)
 
 
 def shape(tree: RadixTree) -> list[tuple[int, int, int | None]]:
@@ -33,8 +47,8 @@ def test_a_long_run_is_a_chain_of_nodes_of_bounded_size() -> None:
     tree = RadixTree(4, 1000)
     insert(tree, chain("a", 2 * MAX_NODE_PAGES + 3))
     assert shape(tree) == [(0, 32, 0), (32, 32, 0), (64, 3, 32)]
-    assert list(tree.l1_leaves) == [3]
-    assert tree.l1_cached == tree.l1_evictable == [17, 17, 17, 16]
+    assert list(tree.l1.leaves) == [3]
+    assert tree.l1.cached == tree.l1.evictable == [17, 17, 17, 16]
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 70])
@@ -52,15 +66,16 @@ def test_a_split_leaves_the_lower_half_in_the_object_and_divides_every_list() ->
     tree = RadixTree(2, 1000)
     node = insert(tree, chain("a", 10), tick=3)
     below = insert(tree, chain("a", 12))
-    tree.l1_lock_path(below, tree.root, 7, is_hit=True)
+    use(tree, below, 7, is_hit=True)
     upper = tree.split(node, 3)
     tree.check()
     assert (upper.first, upper.end, node.first, node.end) == (0, 3, 3, 10)
-    assert (upper.l1.pages, node.l1.pages) == ((0, 1, 2), (3, 4, 5, 6, 7, 8, 9))
-    assert (upper.l1.counts, node.l1.counts) == ((2, 1), (3, 4))
+    assert (in_l1(upper).pages, in_l1(node).pages) == ((0, 1, 2), (3, 4, 5, 6, 7, 8, 9))
+    assert (in_l1(upper).counts, in_l1(node).counts) == ((2, 1), (3, 4))
     assert node.parent is upper
     assert below.parent is node
-    assert [(n.hits, n.l1.locks, n.l1.segment, n.l1.last_access) for n in (upper, node)] == [(1, 1, 1, 7)] * 2
+    marks = [(n.hits, in_l1(n).locks, in_l1(n).segment, in_l1(n).last_access) for n in (upper, node)]
+    assert marks == [(1, 1, 1, 7)] * 2
 
 
 @pytest.mark.parametrize("keep", [-1, 0, 10, 11])
@@ -75,16 +90,16 @@ def test_inserting_what_is_there_is_loud() -> None:
     tree = RadixTree(1, 100)
     insert(tree, chain("a", 4))
     with pytest.raises(InvariantError, match="is in the tree already"):
-        tree.insert(tree.root, chain("a", 2), (7, 8), 0)
+        tree.insert(tree.root, chain("a", 2), 0, l1_pages=(7, 8))
 
 
 def test_lists_of_different_lengths_are_loud() -> None:
     tree = RadixTree(1, 100)
     with pytest.raises(InvariantError, match="2 hashes and 1 pages"):
-        tree.insert(tree.root, chain("a", 2), (7,), 0)
+        tree.insert(tree.root, chain("a", 2), 0, l1_pages=(7,))
     node = insert(tree, chain("a", 4))
-    node.l1.pages = node.l1.pages[:3]
-    with pytest.raises(InvariantError, match="4 hashes, 3 L1 pages"):
+    in_l1(node).pages = in_l1(node).pages[:3]
+    with pytest.raises(InvariantError, match=r"4 hashes, L1 \(\(0, 1, 2\)"):
         tree.split(node, 2)
 
 
@@ -95,17 +110,17 @@ def test_only_unlocked_leaves_are_pruned() -> None:
     top = upper.parent
     assert top is not None
     with pytest.raises(InvariantError, match="no unlocked leaf"):
-        tree.l1_remove(top.id)
-    tree.l1_lock_path(lower, tree.root, 1, is_hit=False)
+        tree.l1_remove(top)
+    use(tree, lower, 1, is_hit=False)
     with pytest.raises(InvariantError, match="no unlocked leaf"):
-        tree.l1_remove(lower.id)
-    assert tree.l1_remove(upper.id) == (1, (1, 2, 3))
+        tree.l1_remove(lower)
+    assert tree.l1_remove(upper) == (1, 2, 3)
     tree.check()
     tree.l1_unlock_path(lower, 2)
-    tree.l1_remove(lower.id)
-    tree.l1_remove(top.id)
+    tree.l1_remove(lower)
+    tree.l1_remove(top)
     tree.check()
-    assert (tree.nodes, tree.l1_cached, tree.l1_match(chain("a", 4), 4)) == ({}, [0], 0)
+    assert (tree.nodes, tree.l1.cached, tree.l1_match(chain("a", 4), 4)) == ({}, [0], 0)
 
 
 def test_unlocking_more_often_than_locking_is_loud() -> None:
@@ -118,25 +133,25 @@ def test_the_protected_segment_is_bounded_and_gives_up_the_least_recent() -> Non
     tree = RadixTree(1, 20)  # at most 16 protected pages
     nodes = [insert(tree, chain(name, 6)) for name in "abc"]
     for tick, index in enumerate([0, 1, 0, 2]):
-        tree.l1_lock_path(nodes[index], tree.root, tick, is_hit=True)
+        use(tree, nodes[index], tick, is_hit=True)
         tree.l1_unlock_path(nodes[index], tick)
         tree.check()
-    assert [node.l1.segment for node in nodes] == [1, 0, 1]
+    assert [in_l1(node).segment for node in nodes] == [1, 0, 1]
 
 
 def test_of_one_path_the_deepest_node_loses_protection_first() -> None:
     tree = RadixTree(1, 50)  # at most 40 protected pages
     end = insert(tree, chain("a", 64))
-    tree.l1_lock_path(end, tree.root, 1, is_hit=True)
+    use(tree, end, 1, is_hit=True)
     tree.check()
-    assert [node.l1.segment for node in tree.nodes.values()] == [1, 0]
+    assert [in_l1(node).segment for node in tree.nodes.values()] == [1, 0]
 
 
 def test_a_path_that_does_not_pass_a_node_is_loud() -> None:
     tree = RadixTree(1, 100)
     one, other = insert(tree, chain("a", 4)), insert(tree, chain("b", 4))
     with pytest.raises(InvariantError, match="not above the path"):
-        list(tree.l1_path(one, other))
+        list(tree.path(one, other))
 
 
 @pytest.mark.parametrize("owners", [1, 3, 4])
@@ -148,17 +163,17 @@ def test_every_invariant_holds_through_random_changes(owners: int) -> None:
         name = "".join(rng.choice("ab") for _ in range(rng.randint(1, 6)))
         node = insert(tree, chain(name, rng.randint(len(name), 40)), tick=tick)
         if rng.random() < 0.5:
-            tree.l1_lock_path(node, tree.root, tick, is_hit=rng.random() < 0.7)
+            use(tree, node, tick, is_hit=rng.random() < 0.7)
             locked.append(node)
         while locked and rng.random() < 0.45:
             tree.l1_unlock_path(locked.pop(rng.randrange(len(locked))), tick)
-        while tree.l1_leaves and rng.random() < 0.5:
-            tree.l1_remove(rng.choice(list(tree.l1_leaves)))
+        while tree.l1.leaves and rng.random() < 0.5:
+            tree.l1_remove(tree.nodes[rng.choice(list(tree.l1.leaves))])
         tree.check()
     for node in locked:
         tree.l1_unlock_path(node, 400)
-    while tree.l1_leaves:
-        tree.l1_remove(next(iter(tree.l1_leaves)))
+    while tree.l1.leaves:
+        tree.l1_remove(tree.nodes[next(iter(tree.l1.leaves))])
     tree.check()
     assert not tree.nodes
-    assert tree.l1_cached == tree.l1_evictable == [0] * owners
+    assert tree.l1.cached == tree.l1.evictable == [0] * owners

@@ -12,9 +12,11 @@ FOLDER = Path(__file__).parents[1] / "data" / "oracles" / "llama"
 
 
 def of(folder: Path, dtype: torch.dtype = torch.float32, page_size: int = 64) -> bytes:
-    return model_namespace(
+    namespace = model_namespace(
         open_checkpoint(locate(str(folder))), weights_dtype=dtype, kv_dtype=dtype, page_size=page_size
     )
+    assert namespace.words["page_size"] == str(page_size)
+    return namespace.digest
 
 
 def test_a_copy_has_the_same_namespace(tmp_path: Path) -> None:

@@ -38,14 +38,15 @@ def test_group_gauges_once_and_lane_gauges_once_a_rank() -> None:
 
 def test_counts_by_tier_and_reason() -> None:
     metrics = Metrics()
-    metrics.count_prompt(100, 64)
+    metrics.count_prompt(100, cached_l1=64, cached_l3=16)
     metrics.count_generated(5)
     metrics.count_finish("stop")
     metrics.count_refused(429)
     metrics.observe_gap(0.4, 4)
     value = metrics.registry.get_sample_value
     assert value("benthic_prompt_tokens_total") == 100
-    assert value("benthic_cached_tokens_total", {"tier": "l1"}) == 64
+    cached = [value("benthic_cached_tokens_total", {"tier": tier}) for tier in ("l1", "l2", "l3")]
+    assert cached == [64, 0, 16]
     assert value("benthic_generated_tokens_total") == 5
     assert value("benthic_requests_total", {"finish_reason": "stop"}) == 1
     assert value("benthic_refused_requests_total", {"status": "429"}) == 1

@@ -39,7 +39,10 @@ def test_cache_state(http: httpx.Client) -> None:
     state = http.get("/cache").json()
     tier = state["tiers"]["l1"]
     assert tier["total_pages"] == tier["free_pages"] + tier["cached_pages"] + tier["private_pages"] == 1000
-    assert state["requests"] == {"running": 0, "waiting": 0}
+    assert state["requests"] == {"running": 0, "waiting": 0, "held": 0}
+    assert state["tiers"]["l2"]["policy"] is None
+    assert state["tiers"]["l2"]["total_frames"] == state["tiers"]["l3"]["total_slots"] == 0
+    assert state["tiers"]["l3"]["disks"] == []
 
 
 def test_while_the_engine_hangs_health_answers_and_the_cache_state_is_the_last_known(tmp_path: Path) -> None:

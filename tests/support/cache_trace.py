@@ -18,7 +18,8 @@ def digests(owners: int, seed: int, ticks: int) -> list[str]:
     lines = []
     for tick in range(ticks):
         core.begin_tick(tick)
-        answers: list[object] = [core.evict_to_watermark()]
+        core.evict_to_watermark()
+        answers: list[object] = [core.counters.evicted_l1]
         if len(running) < 6:
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, 4))]
             hashes = hashes_of(tuple(prompt + [prompt[-1]] * rng.randint(0, 60)))
@@ -40,7 +41,7 @@ def digests(owners: int, seed: int, ticks: int) -> list[str]:
         core.close(run)
     core.flush()
     core.check()
-    lines.append(f"{core.lanes()} {core.evicted_pages}")
+    lines.append(f"{core.lanes()} {core.counters.evicted_l1}")
     return lines
 
 

@@ -21,6 +21,7 @@ from benthic.messages import (
     Beat,
     CacheState,
     Derived,
+    DiskStats,
     Failed,
     Finished,
     FlushCache,
@@ -37,6 +38,7 @@ from benthic.messages import (
     Stats,
     Stopped,
     Submit,
+    TierCounters,
     ToEngine,
     TokenLogprobs,
     decode_to_engine,
@@ -63,13 +65,19 @@ class FakeEngine:
         self.args, self.push, self.pull = args, push, pull
         self.runs: dict[int, Run] = {}
         self.pages: set[bytes] = set()
-        self.generated = self.prompt_tokens = self.cached = self.tick = 0
-        self.stopping = False
+        self.on_disk: set[bytes] = set()
+        self.generated = self.prompt_tokens = self.tick = 0
+        self.cached = [0, 0, 0]  # tokens by tier
+        self.pending = args.pending_pages
+        self.stop_at: float | None = None  # when the time for spills is over
 
     def loop(self) -> None:
         last = 0.0
-        while not self.stopping:
-            if self.pull.poll(0 if self.runs else 200):
+        while self.stop_at is None or (self.pending and time.monotonic() < self.stop_at):
+            if self.stop_at is not None:
+                time.sleep(self.args.page_write_s)
+                self.pending -= 1
+            if self.pull.poll(0 if self.runs or self.stop_at is not None else 200):
                 while self.pull.poll(0):
                     self.handle(decode_to_engine(self.pull.recv()))
             if self.runs:
@@ -86,12 +94,14 @@ class FakeEngine:
             for one in message.ids:
                 self.runs.pop(one, None)
         elif isinstance(message, FlushCache):
-            self.push.send(encode(FlushDone(message.token, len(self.pages), 0)))
-            self.pages.clear()
+            self.push.send(encode(self.flush(message)))
         elif isinstance(message, QueryState):
             self.push.send(encode(self.state(message.token)))
         elif isinstance(message, Shutdown):
-            self.stopping = True
+            self.runs.clear()
+            self.stop_at = time.monotonic() + message.finish_by_s
+            if self.args.die_at_stop:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self) -> None:
         self.tick += 1
@@ -99,7 +109,8 @@ class FakeEngine:
         for key, run in list(self.runs.items())[: self.args.max_running]:
             params = run.submit.params
             if not run.out:
-                prefilled.append(Prefilled(key, self.admit(run), 0.001))
+                l1, l2, l3 = self.admit(run)
+                prefilled.append(Prefilled(key, l1, 0.001, cached_l2=l2, cached_l3=l3))
                 if params.prompt_logprobs is not None:
                     rows = tuple(position(t, params.prompt_logprobs) for t in run.prompt[1:])
                     logprobs.append(TokenLogprobs(key, True, rows))
@@ -134,20 +145,52 @@ class FakeEngine:
             )
         )
 
-    def admit(self, run: Run) -> int:
+    def admit(self, run: Run) -> tuple[int, int, int]:
+        """Cached tokens by tier: what a flush took from L1 is found on disk, where there is one."""
         raw = run.submit.hashes
         hashes = [raw[i : i + 32] for i in range(0, len(raw), 32)]
-        hits = next((i for i, h in enumerate(hashes) if h not in self.pages), len(hashes))
+        known = self.pages | self.on_disk
+        hits = next((i for i, h in enumerate(hashes) if h not in known), len(hashes))
+        cached = hashes[: min(hits, (len(run.prompt) - 1) // PAGE)]
+        in_l1 = sum(h in self.pages for h in cached)
+        counts = (in_l1 * PAGE, 0, (len(cached) - in_l1) * PAGE)
         self.pages.update(hashes)
-        cached = min(hits, (len(run.prompt) - 1) // PAGE) * PAGE
+        if self.args.disk:
+            self.on_disk.update(hashes)
         if run.submit.choice == 0:
             self.prompt_tokens += len(run.prompt)
-            self.cached += cached
-        return cached
+            self.cached = [a + b for a, b in zip(self.cached, counts, strict=True)]
+        return counts
+
+    def flush(self, message: FlushCache) -> FlushDone:
+        held = {"l1": self.pages, "l2": set(), "l3": self.on_disk}
+        dropped = {tier: len(held[tier]) for tier in message.tiers}
+        for tier in message.tiers:
+            held[tier].clear()
+        hint = self.args.flush_message if "l3" in message.tiers else ""
+        return FlushDone(message.token, dropped, dict.fromkeys(message.tiers, 0), hint)
 
     def lanes(self) -> tuple[LaneState, ...]:
         cached = len(self.pages)
         return (LaneState(lane=0, total=1000, free=1000 - cached, cached=cached, private=0, locked=0),)
+
+    def l2_lanes(self) -> tuple[LaneState, ...]:
+        lane = LaneState(lane=0, total=500, free=480, cached=15, private=5, locked=3)
+        return (lane,) if self.args.disk else ()
+
+    def counters(self) -> TierCounters:
+        return TierCounters(spill_pages_pending=self.pending, spill_nodes_listed=self.pending, in_flight={"durable": 1})
+
+    def disks(self) -> tuple[DiskStats, ...]:
+        if not self.args.disk:
+            return ()
+        zeros = dict.fromkeys(DiskStats.__struct_fields__, 0)
+        known = {
+            "path": "/kv/slab-0.dat", "direct": True, "slots_total": 2000, "slots_used": len(self.on_disk),
+            "slot_bytes": 8192, "write_errors": 2, "read_failures": {"checksum": 3},
+            "out_of_service": self.args.out_of_service, "last_error": "EIO: disk on fire",
+        }  # fmt: skip
+        return (DiskStats(**(zeros | known)),)
 
     def state(self, token: int) -> CacheState:
         return CacheState(
@@ -158,11 +201,18 @@ class FakeEngine:
             lanes=self.lanes(),
             running=len(self.runs),
             waiting=0,
-            hits_tokens_l1=self.cached,
+            hits_tokens_l1=self.cached[0],
+            hits_tokens_l2=self.cached[1],
+            hits_tokens_l3=self.cached[2],
             query_tokens=self.prompt_tokens,
             evicted_pages=0,
             preemptions=0,
             digest="00",
+            held=2 if self.args.disk else 0,
+            l2_lanes=self.l2_lanes(),
+            policy="write_through" if self.args.disk else "",
+            tiers=self.counters(),
+            disks=self.disks(),
         )
 
     def stats(self) -> Stats:
@@ -171,7 +221,9 @@ class FakeEngine:
             running=len(self.runs),
             waiting=0,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens_l1=self.cached,
+            cached_tokens_l1=self.cached[0],
+            cached_tokens_l2=self.cached[1],
+            cached_tokens_l3=self.cached[2],
             generated_tokens=self.generated,
             preemptions=0,
             evicted_pages=0,
@@ -180,6 +232,10 @@ class FakeEngine:
             host_s=0.0,
             ticks=self.tick,
             slow_ticks=0,
+            held=2 if self.args.disk else 0,
+            l2_lanes=self.l2_lanes(),
+            tiers=self.counters(),
+            disks=self.disks(),
         )
 
 
@@ -234,6 +290,12 @@ def main() -> int:
     parser.add_argument("--silent-after", type=float, default=0.0)
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--refuse", default="")
+    parser.add_argument("--disk", action="store_true")
+    parser.add_argument("--out-of-service", default="")
+    parser.add_argument("--flush-message", default="")
+    parser.add_argument("--pending-pages", type=int, default=0)
+    parser.add_argument("--page-write-s", type=float, default=0.0)
+    parser.add_argument("--die-at-stop", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -252,13 +314,14 @@ def main() -> int:
         return 1
     push.send(encode(Progress("weights", 2, 2)))
     push.send(encode(ready(args, order.config.cache.page_size)))
+    engine = FakeEngine(args, push, pull)
     try:
-        FakeEngine(args, push, pull).loop()
+        engine.loop()
     except RuntimeError as error:
         push.send(encode(Failed(f"the engine failed: {error}")))
         linger(push)
         return 1
-    push.send(encode(Stopped()))
+    push.send(encode(Stopped(unwritten_pages=engine.pending)))
     linger(push)
     return 0
 

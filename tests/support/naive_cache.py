@@ -111,7 +111,7 @@ class NaiveCache:
 
     def drop_evicted(self, core: CacheCore) -> list[Prefix]:
         """Forget what the core no longer has; none of it may be in use, and no page may be left without its prefix."""
-        gone = [p for p in self.cached if core.probe(hashes_of(p), len(p)) < len(p)]
+        gone = [p for p in self.cached if core.probe(hashes_of(p), len(p)).in_l1 < len(p)]
         locked = self.locked()
         for prefix in gone:
             assert prefix not in locked, "a page in use was evicted"

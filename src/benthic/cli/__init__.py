@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from benthic.cli import bench, doctor, generate, serve
+from benthic.cli import bench, cache, doctor, generate, serve, simulate
 from benthic.common.errors import BenthicError
 from benthic.common.version import __version__
 
-COMMANDS = (serve, generate, bench, doctor)
+COMMANDS = (serve, generate, bench, cache, simulate, doctor)
 
 _HELP = """An LLM serving engine for long prompts, whose KV cache finds every prefix that was computed before.
 

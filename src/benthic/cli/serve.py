@@ -1,4 +1,4 @@
-"""`benthic serve`: check the flags, take the port, then hand over to the server's lifecycle."""
+"""`benthic serve`: check the flags, take the port, lock the disk floor, then hand over to the server's lifecycle."""
 
 import signal
 import sys
@@ -9,6 +9,7 @@ import typer
 from benthic.cli.options import with_options
 from benthic.config import resolve
 from benthic.observability.logs import setup_logging
+from benthic.server.floor_lock import floor_locked
 from benthic.server.listen import listen, raise_file_limit
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ def register(app: typer.Typer) -> None:
         """Serve MODEL over an OpenAI-compatible HTTP API.
 
         Without MODEL a small chat model is served, which runs on any CPU. What you leave out is derived from the
-        machine, and the start-up table says from what. Ctrl-C or SIGTERM lets running requests finish (--grace-s); a
-        second one ends at once.
+        machine, and the start-up table says from what. With --l2-size, --l3-dir and --l3-size the cache outlives
+        restarts. Ctrl-C or SIGTERM lets running requests and writes to disk finish (--grace-s); a second one ends at
+        once.
 
         Example: benthic serve smollm2-135m --port 8080 --max-context 4096
         """
@@ -41,8 +43,9 @@ def start(options: Any, parts: "Parts | None" = None) -> None:
     setup_logging(config.server.log_level)
     raise_file_limit()
     sock = listen(config.server.host, config.server.port)
-    # imported here: neither `benthic --help` nor a port in use should wait for a web server's libraries
-    from benthic.server.lifecycle import run_server
-    from benthic.server.terminal import Terminal
+    with floor_locked(config.engine.cache.disk) as lock_fds:
+        # imported here: neither `benthic --help` nor a port in use should wait for a web server's libraries
+        from benthic.server.lifecycle import run_server
+        from benthic.server.terminal import Terminal
 
-    run_server(config, sock, Terminal(), parts)
+        run_server(config, sock, Terminal(), parts, lock_fds)

@@ -1,5 +1,6 @@
 """The one configuration: parsed once (flags, file, environment), validated once, frozen, handed down in pieces."""
 
+from benthic.config.disk import DiskConfig, DiskSpec
 from benthic.config.options import OPTIONS, Option, Options, options_from_mapping, read_config_file
 from benthic.config.resolve import resolve
 from benthic.config.settings import (
@@ -16,6 +17,8 @@ __all__ = [
     "OPTIONS",
     "CacheConfig",
     "Config",
+    "DiskConfig",
+    "DiskSpec",
     "EngineConfig",
     "ModelConfig",
     "Option",

@@ -4,6 +4,9 @@ which prints the value and the reason in the start-up table."""
 from dataclasses import dataclass
 from pathlib import Path
 
+from benthic.common.units import GIB
+from benthic.config.disk import DiskConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -24,6 +27,12 @@ class CacheConfig:
     l1_bytes: int | None = None  # per rank; at most one of bytes and pages is given
     l1_pages: int | None = None
     l1_free_pages: int | None = None  # per lane: what background eviction keeps free
+    l2_bytes: int = 0  # per host; 0: no host tier
+    l2_policy: str = "write_through"  # write_through | write_through_selective | write_back
+    l2_backing: str = "auto"  # auto | shm | hugetlbfs | hugetlbfs:MOUNT
+    max_slab_bytes: int = 480 * GIB  # BENTHIC_MAX_SLAB_GIB: of one mapping that is registered with the device
+    placement_assert: bool = False  # BENTHIC_PLACEMENT_ASSERT: compare the ranks' digests every tick
+    disk: DiskConfig | None = None  # None: no disk floor; never without l2_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """From a start order to an engine that has warmed up. The only place that knows all the parts."""
 
+import logging
 import os
 from collections.abc import Callable
 
@@ -10,34 +11,50 @@ from benthic.attention.interface import AttentionSpec
 from benthic.common.errors import ConfigError
 from benthic.common.units import format_size
 from benthic.config import EngineConfig
-from benthic.engine.core import EngineCore, build_core
+from benthic.engine.core import EngineCore
 from benthic.engine.derive import Machine, Sizes, derive
 from benthic.engine.plan import SchedulerLimits
+from benthic.engine.tier_workers import TierWorkers
+from benthic.engine.tiers import LowerTiers, core_config, open_tiers, start_workers
+from benthic.kvcache import CacheCore
 from benthic.messages import Derived, Ready
 from benthic.models.dtype import choose_dtype
 from benthic.models.registry import Checkpoint, load_model, model_namespace, open_checkpoint
 from benthic.runner.interface import RunnerInfo
 from benthic.runner.model_runner import ModelRunner
 from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page, demand_room
+from benthic.tiers.disk.io import DiskIO
+from benthic.tiers.host.layout import FrameLayout, PayloadLayout
 from benthic.weights.locate import Source
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
 def build_engine(
-    config: EngineConfig, source: Source, progress: Progress = lambda what, done, total: None
+    config: EngineConfig,
+    source: Source,
+    progress: Progress = lambda what, done, total: None,
+    disk_io: DiskIO | None = None,
 ) -> tuple[EngineCore, Ready]:
-    """Load the model, size the tiers, warm up. Raises BenthicError where the model or the machine does not allow it."""
-    return assemble(config, open_checkpoint(source), progress)
+    """Load the model, size the tiers, warm up. Raises BenthicError where the model or the machine does not allow it.
+
+    `disk_io` stands in for the system's (faults in tests).
+    """
+    return assemble(config, open_checkpoint(source), progress, disk_io)
 
 
-def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> tuple[EngineCore, Ready]:
+def assemble(
+    config: EngineConfig, checkpoint: Checkpoint, progress: Progress, disk_io: DiskIO | None = None
+) -> tuple[EngineCore, Ready]:
     """`build_engine` for a checkpoint that is open already (random weights, for example)."""
     device, device_reason = _device(config.model.device)
     if device.type == "cpu":
         # oneDNN keeps half a megabyte for each shape of a product, 1,024 of them by default: batches of ever new sizes
-        # would let the process grow for days. A step needs six; read at the first product, so it is not too late here.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+        # would let the process grow for days. Steps come in some twenty sizes of six products (`runner.execution`).
+        # Read at the first product, so it is not too late here.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     dtype, dtype_reason = choose_dtype(config.model.dtype, device)
     shape = checkpoint.config
     backend = choose(config.runner.attention_backend, device, dtype, shape.head_dim)
@@ -46,6 +63,9 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
     # leave.
     machine = _machine(device, page, shape.max_position)
     demand_room(derive(config, machine).l1_pages, page, device, machine.available_bytes)
+    namespace = model_namespace(checkpoint, weights_dtype=dtype, kv_dtype=dtype, page_size=config.cache.page_size)
+    layout = FrameLayout((PayloadLayout("target_kv", shape.num_layers, page // shape.num_layers),))
+    tiers = open_tiers(config.cache, layout, namespace, device, progress, disk_io=disk_io)
     model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
     sizes = derive(config, _machine(device, page, shape.max_position))
     kv = allocate_pool(
@@ -68,13 +88,12 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         device=device,
         max_seq_len=sizes.max_request_tokens,
     )
-    namespace = model_namespace(checkpoint, weights_dtype=dtype, kv_dtype=dtype, page_size=config.cache.page_size)
     info = RunnerInfo(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         max_position=shape.max_position,
         eos_token_ids=shape.eos_token_ids,
-        namespace=namespace,
+        namespace=namespace.digest,
     )
     runner = ModelRunner(
         model=model,
@@ -95,10 +114,13 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -
         *_runner_rows(config, runner, backend.name, device),
         Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
     )
-    return _engine(config, sizes, runner), _ready(info, config, sizes, head)
+    workers = start_workers(tiers, config.cache, {"target_kv": kv})
+    return _engine(config, sizes, tiers, runner, workers), _ready(info, config, sizes, head, tiers.rows)
 
 
-def _engine(config: EngineConfig, sizes: Sizes, runner: ModelRunner) -> EngineCore:
+def _engine(
+    config: EngineConfig, sizes: Sizes, tiers: LowerTiers, runner: ModelRunner, workers: TierWorkers
+) -> EngineCore:
     limits = SchedulerLimits(
         page_size=config.cache.page_size,
         max_running=sizes.max_running,
@@ -107,7 +129,10 @@ def _engine(config: EngineConfig, sizes: Sizes, runner: ModelRunner) -> EngineCo
         l1_free_pages=sizes.l1_free_pages,
         queue_timeout_us=int(config.scheduler.queue_timeout_s * 1e6),
     )
-    return EngineCore(limits, build_core(limits, sizes.l1_pages), runner)
+    if config.cache.placement_assert:
+        logger.warning("BENTHIC_PLACEMENT_ASSERT: comparing the ranks' states costs two collectives a tick")
+    core = CacheCore(core_config(config.cache, limits, tiers, sizes.l1_pages))
+    return EngineCore(limits, core, runner, workers=workers, placement_assert=config.cache.placement_assert)
 
 
 def _runner_rows(
@@ -126,7 +151,9 @@ def _runner_rows(
     )
 
 
-def _ready(info: RunnerInfo, config: EngineConfig, sizes: Sizes, head: tuple[Derived, ...]) -> Ready:
+def _ready(
+    info: RunnerInfo, config: EngineConfig, sizes: Sizes, head: tuple[Derived, ...], tiers: tuple[Derived, ...]
+) -> Ready:
     return Ready(
         namespace=info.namespace,
         page_size=config.cache.page_size,
@@ -135,7 +162,7 @@ def _ready(info: RunnerInfo, config: EngineConfig, sizes: Sizes, head: tuple[Der
         vocab_size=info.vocab_size,
         hidden_size=info.hidden_size,
         max_running=sizes.max_running,
-        table=head + sizes.table,
+        table=head + sizes.table + tiers,
     )
 
 

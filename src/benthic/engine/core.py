@@ -7,19 +7,22 @@ device's own buffer. So the host prepares step N+1 while step N runs, and learns
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benthic.engine.batching import build_step
 from benthic.engine.events import Events
 from benthic.engine.plan import SchedulerLimits, StepPlan, StepResult, TickInput
+from benthic.engine.rates import PrefillRate
+from benthic.engine.report import l2_lane_states, lane_states, pages_pending, tier_counters, waiting
 from benthic.engine.scheduler import Scheduler
-from benthic.kvcache import CacheCore, CoreConfig
+from benthic.engine.tier_workers import TierWorkers
+from benthic.kvcache import Agreed, CacheCore, CoreConfig, MinReduce, OpId, agree, assert_same_state
 from benthic.messages import (
     Abort,
     CacheState,
     FlushCache,
+    FlushDone,
     FromEngine,
-    LaneState,
     QueryState,
     Shutdown,
     Stats,
@@ -31,31 +34,59 @@ from benthic.runner.interface import PendingStep, Runner
 MAX_OUTSTANDING = 2
 SLOW_TICK_S = 0.1
 MAX_STILL_TICKS = 1000
+EAGER_S, PATIENT_S = 0.001, 0.005  # between ticks with nothing to compute: copies, or only slow disk operations
 
 
 class EngineCore:
     """Scheduler + runner. Single-threaded: call it from one thread only."""
 
     def __init__(
-        self, limits: SchedulerLimits, core: CacheCore, runner: Runner, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: SchedulerLimits,
+        core: CacheCore,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        workers: TierWorkers | None = None,
+        min_reduce: MinReduce = list,
+        placement_assert: bool = False,
     ) -> None:
+        """`min_reduce` joins the ranks; with one rank it is the identity. Owns the workers (None: L1 alone)."""
         self.scheduler = Scheduler(limits, core)
         self.runner = runner
+        self.workers = workers or TierWorkers()
         self.tick_count = 0
-        self.host_s = self.busy_s = 0.0
+        self.host_s = self.busy_s = self.tiers_s = 0.0
+        self.finish_by = 0.0  # on the clock, once shutting down
         self.launched_ticks = self.slow_ticks = 0
         self.last_host_s = 0.0
         self.shutting_down = False
         self._clock = clock
+        self._min_reduce = min_reduce
+        self._placement_assert = placement_assert
+        self._rate = PrefillRate()
+        self._on_disk: dict[int, int] = {}  # slots in use when a flush of L3 was asked for, by token
         self._outstanding: deque[tuple[StepPlan, PendingStep]] = deque()
-        self._busy_since = 0.0
+        self._busy_since = self._step_since = 0.0
+        self._launched = False
         self._still_ticks = 0
         self._blocked = False  # the last tick could launch nothing although steps are outstanding
 
     @property
     def idle(self) -> bool:
         """Nothing to do until a message comes."""
-        return self.scheduler.idle and not self._outstanding
+        return self.scheduler.idle and not self._outstanding and not self.scheduler.core.busy
+
+    @property
+    def computing(self) -> bool:
+        """Whether a request is not over, or a step outstanding; copies and spills may go on without."""
+        return not self.scheduler.idle or bool(self._outstanding)
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait for messages before the next tick: nothing can be computed until an operation is over."""
+        if self._outstanding or self._launched:
+            return 0.0
+        return PATIENT_S if self.scheduler.core.patient else EAGER_S
 
     def tick(self, messages: list[ToEngine]) -> list[FromEngine]:
         """One turn: take in `messages` and finished steps, launch the next step. Raises what a forward raised."""
@@ -63,30 +94,86 @@ class EngineCore:
         started = self._clock()
         self.tick_count += 1
         arrivals, aborts, flushes, control = _sort_messages(messages)
+        now_us = int(started * 1e6)
         inputs = TickInput(
             tick=self.tick_count,
-            now_us=int(started * 1e6),
+            now_us=now_us,
             arrivals=arrivals,
             aborts=aborts,
             flushes=flushes,
             results=results,
+            agreed=self._agree(now_us),
+            read_us_per_page=self.workers.read_us_per_page,
+            compute_us_per_page=self._rate.us_per_page(self.scheduler.limits.page_size),
         )
+        self.scheduler.begin(inputs)
+        self.tiers_s += self._clock() - started
+        self._note_flushes(flushes)
         plan, events = self.scheduler.tick(inputs)
+        # before the launch: a load-back must not wait for the forward that stands on it
+        self._hand_on_commands(() if plan is None else plan.load_backs)
         if plan is not None:
             self._launch(plan, events)
+        self.scheduler.core.end_tick()
+        self._hand_on_commands()
+        self._launched = plan is not None
         self._blocked = plan is None and bool(self._outstanding)
-        self._check_progress(plan is not None or bool(self._outstanding) or bool(results))
+        self._check_progress(self._launched or bool(self._outstanding) or bool(results))
+        if self._placement_assert:
+            assert_same_state(self.tick_count, self.scheduler.core.digest(), self._min_reduce)
         replies: list[FromEngine] = []
         if (outputs := events.message()) is not None:
             replies.append(outputs)
-        replies.extend(events.flushed)
+        replies.extend(self._with_disk(done) for done in events.flushed)
         replies.extend(reply for m in control if (reply := self._control(m)) is not None)
+        self._account(plan is not None, started)
+        return replies
+
+    def _account(self, launched: bool, started: float) -> None:
         self.last_host_s = self._clock() - started
-        if plan is not None:
+        if launched:
             self.host_s += self.last_host_s
             self.launched_ticks += 1
             self.slow_ticks += self.last_host_s > SLOW_TICK_S
-        return replies
+
+    # --- the tiers below ----------------------------------------------------------------------------------------------
+
+    def _agree(self, now_us: int) -> tuple[Agreed, ...]:
+        """What is over on every rank; the only collective of a tick, and none with nothing in flight."""
+        core, workers = self.scheduler.core, self.workers
+        if not core.in_flight:  # replicated: every rank skips it together
+            return ()
+        workers.poll()
+        workers.report_now(core.overdue(now_us))
+        agreed = agree(core.windows(), workers.seen, self._min_reduce)
+        workers.forget([a.op for a in agreed])
+        return agreed
+
+    def _hand_on_commands(self, waited: Sequence[OpId] = ()) -> None:
+        if commands := self.scheduler.core.take_commands():
+            started = self._clock()
+            self.workers.submit(commands, waited)
+            self.tiers_s += self._clock() - started
+
+    def _note_flushes(self, flushes: tuple[FlushCache, ...]) -> None:
+        for flush in flushes:
+            if "l3" in flush.tiers:
+                self._on_disk[flush.token] = sum(d.slots_used for d in self.workers.disk_stats())
+
+    def _with_disk(self, done: FlushDone) -> FlushDone:
+        """Add what L3 held before and holds now, which only the ranks' workers know."""
+        before = self._on_disk.pop(done.token, None)
+        if before is None:
+            return done
+        kept = sum(d.slots_used for d in self.workers.disk_stats())
+        return FlushDone(
+            done.token,
+            done.dropped | {"l3": max(0, before - kept)},
+            done.kept | {"l3": kept},
+            f"rank {self.workers.rank}: {done.message}" if done.message else "",
+        )
+
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _collect(self) -> tuple[StepResult, ...]:
         """Finished steps, oldest first; waits for the oldest when the pipeline is full or nothing else can be done."""
@@ -95,16 +182,25 @@ class EngineCore:
         while self._outstanding and (must_wait or self._outstanding[0][1].done()):
             plan, pending = self._outstanding.popleft()
             results.append(StepResult(plan=plan, output=pending.result()))
+            self._measure(plan)
             must_wait = False
         if results and not self._outstanding:
             self.busy_s += self._clock() - self._busy_since
         return tuple(results)
 
+    def _measure(self, plan: StepPlan) -> None:
+        """The step has ended: how fast did it compute its prompts?"""
+        now = self._clock()
+        if not len(plan.decode_slots) and not plan.load_backs:
+            self._rate.measured(sum(c.count for c in plan.chunks), now - self._step_since)
+        self._step_since = now
+
     def _launch(self, plan: StepPlan, events: Events) -> None:
         step = build_step(plan, self.scheduler.rows)
         if not self._outstanding:
-            self._busy_since = self._clock()
-        self._outstanding.append((plan, self.runner.submit(step)))
+            self._busy_since = self._step_since = self._clock()
+        hooks = self.workers.step_hooks(plan.load_backs)
+        self._outstanding.append((plan, self.runner.submit(step, hooks)))
         self.scheduler.launched(plan, events)
 
     def _check_progress(self, moved: bool) -> None:
@@ -112,6 +208,8 @@ class EngineCore:
 
         A bug here must not spin for ever.
         """
+        core = self.scheduler.core
+        moved = moved or bool(core.in_flight) or bool(self.scheduler.held)
         self._still_ticks = 0 if moved or self.scheduler.idle else self._still_ticks + 1
         if self._still_ticks > MAX_STILL_TICKS:
             s = self.scheduler
@@ -126,6 +224,7 @@ class EngineCore:
                 return self.state(message.token)
             case Shutdown():
                 self.shutting_down = True
+                self.finish_by = self._clock() + message.finish_by_s
                 return None
 
     def state(self, token: int = 0) -> CacheState:
@@ -138,12 +237,20 @@ class EngineCore:
             nodes=s.core.num_nodes,
             lanes=lane_states(s.core),
             running=s.num_running,
-            waiting=len(s.waiting) + len(s.draining),
+            waiting=waiting(s),
+            held=len(s.held),
             hits_tokens_l1=s.totals.cached_tokens_l1,
+            hits_tokens_l2=s.totals.cached_tokens_l2,
+            hits_tokens_l3=s.totals.cached_tokens_l3,
             query_tokens=s.totals.prompt_tokens,
-            evicted_pages=s.core.evicted_pages,
+            evicted_pages=s.core.counters.evicted_l1,
             preemptions=s.totals.preemptions,
             digest=s.core.digest().hex(),
+            l2_lanes=l2_lane_states(s.core),
+            policy=s.core.config.policy if s.core.config.l2_frames else "",
+            tiers=tier_counters(s.core),
+            disks=self.workers.disk_stats(),
+            tick_tiers_s=self.tiers_s,
         )
 
     def stats(self) -> Stats:
@@ -153,46 +260,56 @@ class EngineCore:
         return Stats(
             tick=self.tick_count,
             running=s.num_running,
-            waiting=len(s.waiting) + len(s.draining),
+            waiting=waiting(s),
+            held=len(s.held),
             prompt_tokens=s.totals.prompt_tokens,
             cached_tokens_l1=s.totals.cached_tokens_l1,
+            cached_tokens_l2=s.totals.cached_tokens_l2,
+            cached_tokens_l3=s.totals.cached_tokens_l3,
             generated_tokens=s.totals.generated_tokens,
             preemptions=s.totals.preemptions,
-            evicted_pages=s.core.evicted_pages,
+            evicted_pages=s.core.counters.evicted_l1,
             lanes=lane_states(s.core),
+            l2_lanes=l2_lane_states(s.core),
+            tiers=tier_counters(s.core),
+            disks=self.workers.disk_stats(),
             busy_s=self.busy_s + running,
             host_s=self.host_s,
             ticks=self.launched_ticks,
             slow_ticks=self.slow_ticks,
+            tick_tiers_s=self.tiers_s,
         )
 
-    def close(self) -> None:
-        """Wait for what the device still runs and let the runner go."""
+    @property
+    def pages_pending(self) -> int:
+        """Pages that are on their way to disk: what a stop would still wait for."""
+        return pages_pending(self.scheduler.core)
+
+    def cut_off(self) -> None:
+        """End every request, for a stop: what they computed stays cached and goes on its way to disk."""
+        if self.scheduler.requests:
+            self.tick([Abort(tuple(self.scheduler.requests))])
+
+    def close(self, finish_by_s: float = 0.0) -> None:
+        """Wait for what the device still runs and let everything go; the disk may take so many seconds."""
         while self._outstanding:
             self._outstanding.popleft()[1].result()
         self.runner.close()
+        self.workers.close(finish_by_s)
 
 
 def build_core(limits: SchedulerLimits, l1_pages: int, num_owners: int = 1) -> CacheCore:
-    """The cache core for `l1_pages` pages in each of `num_owners` lanes."""
+    """A cache core of L1 alone, for `l1_pages` pages in each of `num_owners` lanes."""
     return CacheCore(CoreConfig(num_owners=num_owners, l1_pages=l1_pages, l1_free_pages=limits.l1_free_pages))
-
-
-def lane_states(core: CacheCore) -> tuple[LaneState, ...]:
-    """Each lane's pages by what they hold."""
-    return tuple(
-        LaneState(lane=i, total=c.total, free=c.free, cached=c.cached, private=c.private, locked=c.locked)
-        for i, c in enumerate(core.lanes())
-    )
 
 
 def _sort_messages(
     messages: list[ToEngine],
-) -> tuple[tuple[Submit, ...], tuple[int, ...], tuple[int, ...], list[QueryState | Shutdown]]:
+) -> tuple[tuple[Submit, ...], tuple[int, ...], tuple[FlushCache, ...], list[QueryState | Shutdown]]:
     """Arrivals, aborts, flushes, and what changes nothing replicated."""
     arrivals: list[Submit] = []
     aborts: list[int] = []
-    flushes: list[int] = []
+    flushes: list[FlushCache] = []
     control: list[QueryState | Shutdown] = []
     for m in messages:
         match m:
@@ -201,7 +318,7 @@ def _sort_messages(
             case Abort():
                 aborts.extend(m.ids)
             case FlushCache():
-                flushes.append(m.token)
+                flushes.append(m)
             case QueryState() | Shutdown():
                 control.append(m)
     return tuple(arrivals), tuple(aborts), tuple(flushes), control

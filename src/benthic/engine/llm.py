@@ -6,6 +6,7 @@ No server, no sockets, the same scheduler and cache.
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from benthic.kvcache import page_hashes, root_hash
 from benthic.messages import Abort, CacheState, Outputs, Ready, SamplingParams, Submit, ToEngine
 from benthic.text.choice import Choice, TextRules
 from benthic.text.text_model import CheckpointText
+from benthic.tiers.disk.lock import lock_folders
 from benthic.weights.locate import locate
 from benthic.weights.model_config import read_generation_defaults
 from benthic.weights.tokenizer import load_tokenizer
@@ -85,7 +87,13 @@ class LLM:
         given_by_model = {name: getattr(defaults, name) for name in _MODEL_DEFAULTS}
         self._defaults = {name: value for name, value in given_by_model.items() if value is not None}
         self._seeds = itertools.count(config.model.seed)
-        self._engine, self._ready = build_engine(config, source)
+        disk = config.cache.disk
+        self._lock = None if disk is None else lock_folders(disk.folders, "LLM")
+        try:
+            self._engine, self._ready = build_engine(config, source)
+        except BaseException:
+            self._unlock()
+            raise
         self._ids = itertools.count()
         self._closed = False
 
@@ -168,10 +176,21 @@ class LLM:
         """The cache and the queue, as `/cache` shows them."""
         return self._engine.state()
 
-    def close(self) -> None:
-        """Release the model and its memory."""
+    def close(self, finish_by_s: float = 30.0) -> None:
+        """Release the model and its memory; what is on its way to disk gets so many seconds to be written."""
+        if self._closed:
+            return
         self._closed = True
-        self._engine.close()
+        until = time.monotonic() + finish_by_s
+        while not self._engine.idle and time.monotonic() < until:
+            self._engine.tick([])
+            time.sleep(self._engine.pause_s)
+        self._engine.close(max(0.0, until - time.monotonic()))
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> "LLM":
         return self
@@ -218,7 +237,8 @@ class LLM:
         messages = submits
         with _bar(len(running), progress) as advance:
             try:
-                while messages or not self._engine.idle:
+                while messages or self._engine.computing:
+                    time.sleep(self._engine.pause_s)
                     aborts: list[int] = []
                     for reply in self._engine.tick(messages):
                         if isinstance(reply, Outputs):
@@ -227,8 +247,7 @@ class LLM:
                     messages = [Abort(tuple(aborts))] if aborts else []
             except KeyboardInterrupt:  # (a forward that raised has ended the engine: nothing to clean up)
                 self._engine.tick([Abort(tuple(running))])
-                while not self._engine.idle:
-                    self._engine.tick([])
+                self._engine.cut_off()
                 raise
 
     def _completion(self, r: _Running) -> Completion:
@@ -241,7 +260,7 @@ def _take(outputs: Outputs, running: dict[int, _Running]) -> list[int]:
     """Add what came to the answers; returns the ids that a stop string has ended."""
     ended = []
     for p in outputs.prefilled:
-        running[p.id].cached = p.cached_l1
+        running[p.id].cached = p.cached_l1 + p.cached_l2 + p.cached_l3
     ids = np.frombuffer(outputs.ids, np.int64).tolist()
     for request_id, token in zip(ids, np.frombuffer(outputs.tokens, np.int32).tolist(), strict=True):
         r = running[request_id]

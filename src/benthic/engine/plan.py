@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from benthic.engine.request import Request
 from benthic.forward import Bool, Int64, StepOutput
-from benthic.messages import Submit
+from benthic.kvcache import Agreed, OpId
+from benthic.messages import FlushCache, Submit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class StepPlan:
     sample_slots: Int64
     sample_epochs: Int64
     sample_hidden: Bool  # rows whose hidden states are wanted
+    load_backs: tuple[OpId, ...] = ()  # in flight, into pages that the step reads: its forward waits for these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,10 @@ class TickInput:
     now_us: int  # the tick clock: rank 0's, broadcast
     arrivals: tuple[Submit, ...] = ()
     aborts: tuple[int, ...] = ()
-    flushes: tuple[int, ...] = ()  # tokens of the flushes asked for
+    flushes: tuple[FlushCache, ...] = ()
+    agreed: tuple[Agreed, ...] = ()  # operations that are over on every rank
+    read_us_per_page: int = 0  # rank 0's measured rates; 0: not known
+    compute_us_per_page: int = 0
     results: tuple[StepResult, ...] = ()
 
 
@@ -74,5 +79,7 @@ class Totals:
 
     prompt_tokens: int = 0
     cached_tokens_l1: int = 0
+    cached_tokens_l2: int = 0
+    cached_tokens_l3: int = 0
     generated_tokens: int = 0
     preemptions: int = 0

@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -25,7 +26,6 @@ from benthic.messages import (
     Failed,
     FromEngine,
     Progress,
-    Stats,
     Stopped,
     ToEngine,
     decode_to_engine,
@@ -35,10 +35,16 @@ from benthic.messages.start import EngineStart, decode_start
 from benthic.observability.logs import setup_logging
 from benthic.weights.locate import Source
 
+if TYPE_CHECKING:
+    from benthic.engine.core import EngineCore
+    from benthic.tiers.disk.io import DiskIO
+
 logger = logging.getLogger("benthic.engine")
 
 IDLE_WAIT_MS = 1000
 STATS_EVERY_S = 1.0
+TRIM_S, TRIM_IDLE_S = 60.0, 10.0
+SWITCH_S = 0.0001  # a thread that queues copies must not keep the runner from launching for 5 ms, Python's default
 _M_ARENA_MAX = -8  # malloc.h
 
 
@@ -80,11 +86,15 @@ class Link:
         self._outbox.close(linger=2000)
 
 
-def main() -> int:
-    """Run the engine until Shutdown. Returns the exit code: 0 after Shutdown, 1 after a failure that was reported."""
+def main(disk_io: "DiskIO | None" = None) -> int:
+    """Run the engine until Shutdown. Returns the exit code: 0 after Shutdown, 1 after a failure that was reported.
+
+    `disk_io` stands in for the system's (faults in tests).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _keep_one_arena()
+    sys.setswitchinterval(SWITCH_S)
     order = decode_start(sys.stdin.buffer.readline())
     setup_logging(order.config.log_level)
     threading.Thread(target=_end_with_the_server, args=(order,), name="server-watch", daemon=True).start()
@@ -94,7 +104,7 @@ def main() -> int:
     beat.start()
     link = Link(context, order)
     try:
-        _serve(order, link, pulse)
+        _serve(order, link, pulse, disk_io)
         return 0
     except BenthicError as error:
         link.send(Failed(str(error)))
@@ -109,7 +119,7 @@ def main() -> int:
     return 1
 
 
-def _serve(order: EngineStart, link: Link, pulse: Pulse) -> None:
+def _serve(order: EngineStart, link: Link, pulse: Pulse, disk_io: "DiskIO | None") -> None:
     """Load, say Ready, then turn the loop until Shutdown."""
     from benthic.engine.build import build_engine  # loads torch: the beat must already run
 
@@ -117,25 +127,43 @@ def _serve(order: EngineStart, link: Link, pulse: Pulse) -> None:
         link.send(Progress(what, done, total))
 
     source = Source(order.source.kind, order.source.path, order.source.written)
-    engine, ready = build_engine(order.config, source, progress)
+    engine, ready = build_engine(order.config, source, progress, disk_io)
     link.send(ready)
     last_stats = 0.0
+    heap = Heap()
     while not engine.shutting_down:
         pulse.tick_started = 0.0
-        messages = link.receive(IDLE_WAIT_MS if engine.idle else 0)
+        messages = link.receive(IDLE_WAIT_MS if engine.idle else int(engine.pause_s * 1000))
         if messages or not engine.idle:
-            pulse.tick, pulse.tick_started = engine.tick_count, time.monotonic()
-            for reply in engine.tick(messages):
-                link.send(reply)
-            if engine.last_host_s > 0.1:
-                logger.warning("slow tick %d: %.0f ms of host time", engine.tick_count, engine.last_host_s * 1e3)
+            _turn(engine, messages, link, pulse)
         if (now := time.monotonic()) - last_stats >= STATS_EVERY_S or engine.idle:
             last_stats = now
-            stats: Stats = engine.stats()
-            link.send(stats)
+            link.send(engine.stats())
+            heap.tidy(idle=engine.idle)
+    _stop(engine, link, pulse)
+
+
+def _turn(engine: "EngineCore", messages: list[ToEngine], link: Link, pulse: Pulse) -> None:
+    pulse.tick, pulse.tick_started = engine.tick_count, time.monotonic()
+    for reply in engine.tick(messages):
+        link.send(reply)
+    if engine.last_host_s > 0.1:
+        logger.warning("slow tick %d: %.0f ms of host time", engine.tick_count, engine.last_host_s * 1e3)
+
+
+def _stop(engine: "EngineCore", link: Link, pulse: Pulse) -> None:
+    """End what runs, let pending spills become durable while the time lasts, and say how it went."""
+    engine.cut_off()
+    last_stats = 0.0
+    while not engine.idle and time.monotonic() < engine.finish_by:
+        _turn(engine, link.receive(int(engine.pause_s * 1000)), link, pulse)
+        if (now := time.monotonic()) - last_stats >= STATS_EVERY_S:
+            last_stats = now
+            link.send(engine.stats())
     pulse.tick_started = 0.0
-    engine.close()
-    link.send(Stopped())
+    unwritten = engine.pages_pending
+    engine.close(max(0.0, engine.finish_by - time.monotonic()))
+    link.send(Stopped(unwritten))
 
 
 def _beat(context: "zmq.Context[zmq.Socket[bytes]]", addr: str, pulse: Pulse) -> None:
@@ -157,6 +185,24 @@ def _keep_one_arena() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+class Heap:
+    """Gives back to the system what malloc holds free, now and then, where the C library is glibc.
+
+    Activations of ever new sizes leave holes between what lives on; a process would grow by them for days.
+    """
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._last = time.monotonic()
+
+    def tidy(self, *, idle: bool) -> None:
+        """Every minute, or every ten seconds where nobody waits for the few milliseconds."""
+        now = time.monotonic()
+        if self._trim is not None and now - self._last >= (TRIM_IDLE_S if idle else TRIM_S):
+            self._last = now
+            self._trim(0)
 
 
 def _end_with_the_server(order: EngineStart) -> None:

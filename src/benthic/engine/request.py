@@ -9,13 +9,14 @@ from enum import Enum, auto
 import numpy as np
 
 from benthic.forward import Float32, Int32, Int64
-from benthic.kvcache import PageRun
+from benthic.kvcache import Hold, PageRun
 from benthic.messages import SamplingParams, Submit
 
 
 class State(Enum):
-    """Where a request stands. `DRAINING` is a preempted request whose last sampled tokens are still on their way."""
+    """Where a request stands. `HELD`: for pages from the disk. `DRAINING`: preempted, with tokens on their way."""
 
+    HELD = auto()
     WAITING = auto()
     PREFILL = auto()
     DECODE = auto()
@@ -43,10 +44,13 @@ class Request:
     state: State = State.WAITING
     slot: int = -1
     run: PageRun | None = None
+    hold: Hold | None = None  # from arrival to admission, where the disk may have pages
     # First pass over the prompt: what was found in the cache. Pages that the request computed itself before a
     # preemption are below `high_water` and no hits.
     high_water: int = 0
-    cached_l1: int = 0
+    cached_l1: int = 0  # tokens, each in the tier it was found in
+    cached_l2: int = 0
+    cached_l3: int = 0
     admitted: bool = False
     fresh: bool = True  # no chunk launched since (re)admission
     prefilled: bool = False

@@ -1,8 +1,8 @@
 """The scheduler: which requests compute what in this tick. Pure decisions over replicated state.
 
-A tick is `tick(inputs) -> plan`, then the loop launches the plan, then `launched(plan)` lets the written pages into
-the tree. The scheduler reads no clock, queue or device; with equal inputs every rank's scheduler takes the same
-decisions.
+A tick is `begin(inputs)`, `tick(inputs) -> plan`, then the loop launches the plan, then `launched(plan)` lets the
+written pages into the tree. The scheduler reads no clock, queue or device; with equal inputs every rank's scheduler
+takes the same decisions.
 """
 
 from bisect import insort
@@ -15,8 +15,8 @@ from benthic.engine.events import Events
 from benthic.engine.plan import PrefillChunk, SchedulerLimits, StepPlan, StepResult, TickInput, Totals
 from benthic.engine.request import Request, State, request_from
 from benthic.engine.rows import Rows
-from benthic.kvcache import CacheCore, InvariantError, extend
-from benthic.messages import Finished, FinishReason, FlushDone, Prefilled
+from benthic.kvcache import CacheCore, Found, InvariantError, OpId, extend
+from benthic.messages import Finished, FinishReason, FlushCache, FlushDone, Prefilled
 
 
 def _order(request: Request) -> tuple[int, int]:
@@ -32,16 +32,27 @@ class Scheduler:
         self.rows = Rows(limits.max_running, limits.max_request_tokens, limits.page_size)
         self.waiting: list[Request] = []  # sorted by `order`
         self.requests: dict[int, Request] = {}  # everything not finished, by id
+        self.held: list[Request] = []  # oldest first
         self.draining: list[Request] = []
         self.prefilling: list[Request] = []  # sorted by `order`
         self.totals = Totals()
         self._arrivals = 0
+        self._flushes: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # by token: what waits for L3's part
 
     # --- the tick -----------------------------------------------------------------------------------------------------
 
+    def begin(self, inputs: TickInput) -> None:
+        """Before `tick`, with the same inputs: settle what all ranks agree on."""
+        self.core.begin_tick(
+            inputs.tick,
+            inputs.now_us,
+            inputs.agreed,
+            read_us_per_page=inputs.read_us_per_page,
+            compute_us_per_page=inputs.compute_us_per_page,
+        )
+
     def tick(self, inputs: TickInput) -> tuple[StepPlan | None, Events]:
         """Take in what happened, then choose this tick's step (None: nothing can be computed now)."""
-        self.core.begin_tick(inputs.tick)
         events = Events()
         for result in inputs.results:
             self._take_result(result, events)
@@ -49,12 +60,14 @@ class Scheduler:
             request = request_from(message, self._arrivals, inputs.now_us)
             self._arrivals += 1
             self.requests[request.id] = request
-            insort(self.waiting, request, key=_order)
+            self._arrive(request)
         for request_id in inputs.aborts:
             if (gone := self.requests.get(request_id)) is not None:
                 self._finish(gone, "abort", events)
-        for token in inputs.flushes:
-            events.flushed.append(FlushDone(token, *self.core.flush()))
+        for flush in inputs.flushes:
+            self._flush(flush, events)
+        self._answer_flushes(events)
+        self._settle_held()
         self._settle_draining()
         if self.limits.queue_timeout_us:
             self._time_out_waiting(inputs.now_us, events)
@@ -73,7 +86,6 @@ class Scheduler:
         for chunk in plan.chunks:
             self._chunk_launched(chunk, events)
         self._commit_generated(slots)
-        self.core.evict_to_watermark()
 
     def _chunk_launched(self, chunk: PrefillChunk, events: Events) -> None:
         request, rows, slot = chunk.request, self.rows, chunk.slot
@@ -91,10 +103,13 @@ class Scheduler:
         rows.decoding[slot] = True
         if not request.prefilled:
             request.prefilled = True
-            events.prefilled.append(Prefilled(request.id, request.cached_l1, request.queue_us / 1e6))
+            found = (request.cached_l1, request.cached_l2, request.cached_l3)
+            events.prefilled.append(Prefilled(request.id, found[0], request.queue_us / 1e6, found[1], found[2]))
             if request.choice == 0:
                 self.totals.prompt_tokens += request.prompt_len
-                self.totals.cached_tokens_l1 += request.cached_l1
+                self.totals.cached_tokens_l1 += found[0]
+                self.totals.cached_tokens_l2 += found[1]
+                self.totals.cached_tokens_l3 += found[2]
 
     @property
     def num_running(self) -> int:
@@ -104,6 +119,44 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing waits, runs or drains."""
         return not self.requests
+
+    # --- held requests and flushes ------------------------------------------------------------------------------------
+
+    def _arrive(self, request: Request) -> None:
+        """Held if the disk may have what the tree lacks, else waiting."""
+        if request.may_match:
+            request.hold = self.core.hold(request.id, request.hashes, self._match_limit(request))
+        if request.hold is not None:
+            request.state = State.HELD
+            self.held.append(request)
+        else:
+            insort(self.waiting, request, key=_order)
+
+    def _settle_held(self) -> None:
+        """Whoever needs to wait for the disk no longer is free for admission, in its place in the queue."""
+        for request in [r for r in self.held if r.hold is None or r.hold.done]:
+            self.held.remove(request)
+            request.state = State.WAITING
+            insort(self.waiting, request, key=_order)
+
+    def _let_go_of_hold(self, request: Request) -> None:
+        if request.hold is not None:
+            self.core.release(request.hold)
+            request.hold = None
+
+    def _flush(self, flush: FlushCache, events: Events) -> None:
+        done = self.core.flush(flush.tiers)
+        if "l3" in flush.tiers and self.core.config.disk:
+            self._flushes[flush.token] = (done.dropped, done.kept)
+            self.core.flush_disk(flush.token)
+        else:
+            events.flushed.append(FlushDone(flush.token, done.dropped, done.kept))
+
+    def _answer_flushes(self, events: Events) -> None:
+        for done in self.core.flushes.take_done():
+            dropped, kept = self._flushes.pop(done.token)
+            message = "L3 is not empty yet: transfers are still under way; it will be as soon as they end"
+            events.flushed.append(FlushDone(done.token, dropped, kept, message if done.late else ""))
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -161,12 +214,14 @@ class Scheduler:
         self, request: Request, reason: FinishReason, events: Events, message: str = "", status: int = 500
     ) -> None:
         """The request ends: its cached pages stay, everything else is free at once."""
-        if request.state is State.WAITING:
-            self.waiting.remove(request)
-        elif request.state is State.PREFILL:
-            self.prefilling.remove(request)
-        elif request.state is State.DRAINING:
-            self.draining.remove(request)
+        queues = {
+            State.HELD: self.held,
+            State.WAITING: self.waiting,
+            State.PREFILL: self.prefilling,
+            State.DRAINING: self.draining,
+        }
+        if request.state in queues:
+            queues[request.state].remove(request)
         self._release(request)
         request.state = State.FINISHED
         del self.requests[request.id]
@@ -176,12 +231,14 @@ class Scheduler:
         if request.run is not None:
             self.core.close(request.run)
             request.run = None
+        self._let_go_of_hold(request)
         if request.slot >= 0:
             self.rows.give_back(request.slot)
 
     def _time_out_waiting(self, now_us: int, events: Events) -> None:
         bound = self.limits.queue_timeout_us
-        for request in [r for r in self.waiting if not r.admitted and now_us - r.received_us > bound]:
+        queued = (*self.held, *self.waiting)
+        for request in [r for r in queued if not r.admitted and now_us - r.received_us > bound]:
             waited = (now_us - request.received_us) / 1e6
             message = (
                 f"the request waited {waited:.1f} s for its start, longer than --queue-timeout {bound / 1e6:g} s; "
@@ -239,14 +296,20 @@ class Scheduler:
         needy = [r for s in short.tolist() if (r := rows.requests[s]) is not None]
         for request in sorted(needy, key=_order):
             self._grow(request, 1)
-        return slots[rows.decoding[slots]]
+        room = rows.computed[slots] // self.limits.page_size < rows.num_pages[slots]
+        return slots[rows.decoding[slots] & room]
 
     def _grow(self, request: Request, num_pages: int) -> bool:
-        """Allocate pages for a running request, preempting others until they fit. False: it was preempted itself."""
+        """Allocate pages for a running request, preempting others until they fit.
+
+        False: it was preempted itself, or sits out this tick because pages under a copy will be free soon.
+        """
         while request.run is not None:
             if self.core.allocate(request.run, num_pages):
                 self.rows.set_pages(request.slot, request.run.pages, len(request.run.pages) - num_pages)
                 return True
+            if self.core.copying:
+                return False
             if not self._preempt_for(request):
                 return False
         return False
@@ -268,19 +331,24 @@ class Scheduler:
                 budget -= self._next_chunk(request, budget, chunks, computing)
             elif request.state is State.WAITING and admitting and self.rows.free:
                 found = self._probe(request)
-                if self._being_computed(request, found, computing):
+                if self._being_computed(request, found.end, computing):
                     continue
                 count = self._admit(request, found, budget)
                 admitting = count > 0  # first come, first served: who needs less does not overtake
                 if admitting:
                     request.queue_us = now_us - request.received_us if not request.admitted else request.queue_us
                     request.admitted = True
-                    budget -= self._add_chunk(request, count, chunks, computing)
+                    if not self._sits_out(request):
+                        budget -= self._add_chunk(request, count, chunks, computing)
         return chunks
 
     def _next_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk], computing: set[bytes]) -> int:
         """The next chunk of a running prefill. Returns its tokens: 0 if it waits, or was preempted for lack of room."""
+        if self._sits_out(request):
+            return 0
         self._adopt(request)
+        if self._sits_out(request):  # what it has adopted is being loaded back
+            return 0
         if self._being_computed(request, request.run.num_cached if request.run else 0, computing):
             return 0
         count = self._chunk_len(request, budget)
@@ -289,9 +357,14 @@ class Scheduler:
             return self._add_chunk(request, count, chunks, computing)
         return 0
 
-    def _probe(self, request: Request) -> int:
+    def _sits_out(self, request: Request) -> bool:
+        """Beside running decodes a request joins the batch when its load-back has settled; alone, at once."""
+        assert request.run is not None
+        return bool(request.run.load_backs) and bool(self.rows.decoding.any())
+
+    def _probe(self, request: Request) -> Found:
         if not request.may_match:
-            return 0
+            return Found(0, 0)
         return self.core.probe(request.hashes, self._match_limit(request))
 
     def _match_limit(self, request: Request) -> int:
@@ -325,6 +398,18 @@ class Scheduler:
             p = self.limits.page_size
             request.cached_l1 += max(0, end_page * p - max(first_page * p, request.high_water))
 
+    def _count_lower_hits(self, request: Request, found: Found) -> None:
+        """The same for pages that L1 lacked: from the disk where the request was held for them, else from L2."""
+        if request.prefilled or found.end == found.in_l1:
+            return
+        p, hold = self.limits.page_size, request.hold
+        start, end = max(found.in_l1 * p, request.high_water), found.end * p
+        from_disk = 0
+        if hold is not None:
+            from_disk = max(0, min(end, hold.landed_end * p) - max(start, hold.landed_first * p))
+        request.cached_l3 += from_disk
+        request.cached_l2 += max(0, end - start) - from_disk
+
     def _chunk_len(self, request: Request, budget: int) -> int:
         """Tokens of the next chunk: to the end of the prompt, or to a page border."""
         start = int(self.rows.computed[request.slot])
@@ -342,31 +427,33 @@ class Scheduler:
         end = int(self.rows.computed[request.slot]) + count
         return ceil_div(end, self.limits.page_size) - len(request.run.pages)
 
-    def _admit(self, request: Request, found: int, budget: int) -> int:
+    def _admit(self, request: Request, found: Found, budget: int) -> int:
         """Start the request if its next chunk and a page of decode fit.
 
         Returns the chunk's tokens, 0 if it has to wait.
         """
         p = self.limits.page_size
-        start = found * p
+        start = found.end * p
         count = self._cut(start, len(request.tokens), budget)
-        need = ceil_div(start + count, p) - found
+        need = ceil_div(start + count, p) - found.in_l1  # those to be loaded back included
         alone = self.rows.num_used == len(self.draining)
         # With nothing running the request fits whatever the watermark: its limit is what L1 holds.
         extra, keep_free = (0, 0) if alone else (1, self.limits.l1_free_pages)
-        if count == 0 or not self.core.has_room_to_open(request.hashes, found, need + extra, keep_free):
+        if count == 0 or not self.core.has_room_to_open(request.hashes, found.in_l1, need + extra, keep_free):
             return 0
         self.waiting.remove(request)
-        run = request.run = self.core.open(request.id, request.hashes, found)
-        if not self.core.allocate(run, need):
+        run = request.run = self.core.open(request.id, request.hashes, found.end)
+        if run.num_cached != found.end or not self.core.allocate(run, need - (found.end - found.in_l1)):
             raise InvariantError(f"request {request.id}: {need} pages had room and could not be allocated")
         request.state = State.PREFILL
         request.fresh = True
         slot = self.rows.take(request)
-        self._count_hits(request, 0, found)
+        self._count_hits(request, 0, found.in_l1)
+        self._count_lower_hits(request, found)
+        self._let_go_of_hold(request)
         self.rows.set_pages(slot, run.pages, 0)
         self.rows.computed[slot] = start
-        self.rows.committed[slot] = found
+        self.rows.committed[slot] = found.end
         insort(self.prefilling, request, key=_order)
         return count
 
@@ -409,4 +496,14 @@ class Scheduler:
             sample_slots=sample_slots,
             sample_epochs=self.rows.epoch[sample_slots],
             sample_hidden=self.rows.hidden[sample_slots],
+            load_backs=self._load_backs_of(decode_slots, chunks) if self.core.loading_back else (),
         )
+
+    def _load_backs_of(self, decode_slots: np.ndarray, chunks: list[PrefillChunk]) -> tuple[OpId, ...]:
+        """Load-backs in flight into pages that these rows read."""
+        requests = [self.rows.requests[slot] for slot in decode_slots.tolist()] + [c.request for c in chunks]
+        ops: dict[OpId, None] = {}
+        for request in requests:
+            if request is not None and request.run is not None:
+                ops.update(dict.fromkeys(request.run.load_backs))
+        return tuple(ops)

@@ -32,7 +32,7 @@ class Holding:
     counts: tuple[int, ...]  # its pages, by owner
     parent: "Holding | None"  # in this tier; None at the root
     children: "dict[int, Holding]" = field(default_factory=dict)  # in this tier, by id
-    locks: int = 0  # sequences (and, in later tiers, copies) whose path goes through the node
+    locks: int = 0  # uses (of sequences, operations, holds) that end at the node, and its children that have locks
     segment: int = 0  # SLRU: 0 probation, 1 protected
     last_access: int = 0  # tick
     pages: tuple[int, ...] = ()  # index of each page in its owner's lane

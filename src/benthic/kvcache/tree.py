@@ -1,21 +1,18 @@
-"""The radix tree over content hashes: which cached page stands for which prefix, and in which tier it lies.
+"""The radix tree over content hashes: which cached page stands for which prefix, and in which tiers it lies.
 
 Keys are content hashes, one a page; token ids never enter. Equal hashes mean equal prefixes, so a match is a binary
-search for presence in one map hash -> node. Each tier is closed under prefix: it holds a node only if it holds the
-node's parent. What a tier holds of a node is a `Holding` (`planner.py`): `node.l1` now, other tiers beside it later.
+search for presence in one map hash -> node. What a tier holds of a node is a `Holding`: `node.l1`, `node.l2`, or both;
+a node in neither has left the tree. Each tier is closed under prefix.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from benthic.common.layout import owner_counts
 from benthic.kvcache.errors import InvariantError
+from benthic.kvcache.holdings import CountOf, TierIndex
 from benthic.kvcache.planner import Holding
 
 MAX_NODE_PAGES = 32  # a longer run is a chain of nodes: no eviction, backup or spill concerns more pages than this
-PROTECTED_FIFTHS = 4  # the protected SLRU segment holds at most four fifths of the tier's pages
-
-Counts = tuple[int, ...]
 
 
 class Node:
@@ -25,56 +22,81 @@ class Node:
     reference to a node stays a reference to the end of a path.
     """
 
-    __slots__ = ("children", "first", "hashes", "hits", "id", "l1", "parent")
+    __slots__ = (
+        "age", "backup", "children", "durable", "first", "hashes", "hits", "id", "l1", "l2", "leaving", "load_back",
+        "parent", "spill",
+    )  # fmt: skip
 
-    def __init__(self, node_id: int, hashes: tuple[bytes, ...], first: int, parent: "Node | None", l1: Holding) -> None:
+    def __init__(self, node_id: int, hashes: tuple[bytes, ...], first: int, parent: "Node | None") -> None:
         self.id = node_id
         self.hashes = hashes
         self.first = first  # absolute index of the first page
         self.parent = parent  # None: this is the root, which has no pages
         self.children: dict[bytes, Node] = {}  # by the first hash of each
-        self.l1 = l1
+        self.l1: Holding | None = None
+        self.l2: Holding | None = None
         self.hits = 0  # later sequences that have used it
+        self.age = 0  # number of the last admission that used it: how old its pages are on disk
+        self.backup = 0  # operation that fills its frames (0: none): they count as no copy yet
+        self.load_back = 0  # operation that fills its L1 pages
+        self.spill = 0  # durable operation under way
+        self.durable = False  # on disk, as far as is known: spares a second spill
+        self.leaving = False  # write-back: L1 lets it go when its backup has settled
 
     @property
     def end(self) -> int:
         """Absolute index of the page after the last."""
         return self.first + len(self.hashes)
 
+    @property
+    def in_l2(self) -> bool:
+        """Whether L2 has a copy that counts: all its frames are complete on every rank."""
+        return self.l2 is not None and not self.backup
+
     def check(self) -> None:
-        """Page hashes = L1 pages = counts by owner, 1 … MAX_NODE_PAGES of them. Called at every insert and split."""
+        """Page hashes = L1 pages (if any) = frames (if any) = counts by owner, 1 … MAX_NODE_PAGES of them.
+
+        Called at every insert and split, and where a backup, spill or reload takes its list of pages.
+        """
         num_pages = len(self.hashes)
-        if not 0 < num_pages <= MAX_NODE_PAGES or num_pages != len(self.l1.pages) or num_pages != sum(self.l1.counts):
+        l1, l2 = self.l1, self.l2
+        if (
+            not 0 < num_pages <= MAX_NODE_PAGES
+            or (l1 is None and l2 is None)
+            or (l1 is not None and (len(l1.pages) != num_pages or sum(l1.counts) != num_pages))
+            or (l2 is not None and (len(l2.pages) != num_pages or sum(l2.counts) != num_pages))
+        ):
             raise InvariantError(
-                f"node {self.id}: {num_pages} hashes, {len(self.l1.pages)} L1 pages, counts {self.l1.counts}"
+                f"node {self.id}: {num_pages} hashes, L1 {l1 and (l1.pages, l1.counts)}, "
+                f"L2 {l2 and (l2.pages, l2.counts)}"
             )
 
 
 class RadixTree:
-    """Nodes, their locks and recency, and the L1 page counts that follow. The free lists are the machine's."""
+    """Nodes and what the tiers hold of them. The free lists are the machine's."""
 
-    def __init__(self, num_owners: int, l1_pages: int) -> None:
-        """`l1_pages`: of all lanes together; bounds the protected segment."""
+    def __init__(self, num_owners: int, l1_pages: int, l2_frames: int = 0) -> None:
+        """`l1_pages`, `l2_frames`: of all lanes together."""
         self.num_owners = num_owners
-        self.l1_cached = [0] * num_owners  # pages in the tree, by owner
-        self.l1_evictable = [0] * num_owners  # those of them that no lock holds
-        self.l1_leaves: dict[int, Holding] = {}  # unlocked, nothing below in L1: the planner's candidates
-        self.l1_protected: OrderedDict[int, Holding] = OrderedDict()  # least recently accessed first
-        self._protected_pages = 0
-        self._protected_bound = l1_pages * PROTECTED_FIFTHS // 5
-        self._counts = [
-            [owner_counts(first, num, num_owners) for num in range(MAX_NODE_PAGES + 1)] for first in range(num_owners)
-        ]
-        none = self._counts[0][0]
-        self.root = Node(0, (), 0, None, Holding(0, none, None, locks=1))  # locked for ever
+        self.l1 = TierIndex(num_owners, l1_pages)
+        self.l2 = TierIndex(num_owners, l2_frames)
+        self.counts_of = CountOf(
+            num_owners,
+            [[owner_counts(i, num, num_owners) for num in range(MAX_NODE_PAGES + 1)] for i in range(num_owners)],
+        )
+        self.root = Node(0, (), 0, None)
+        self.root.l1, self.root.l2 = self.l1.root, self.l2.root
+        self.root.durable = True  # nothing is missing above the first page
         self.nodes: dict[int, Node] = {}  # by id, rising, without the root
+        self.on_split: Callable[[Node, Node], None] | None = None  # told (lower half, upper half), for marks by node
+        self.on_l2_remove: Callable[[Node], None] | None = None  # told the node that L2 has just dropped
         self._by_hash: dict[bytes, Node] = {}
-        self._next_id = 1
+        self.next_id = 1  # of the next node
 
     # --- matching -----------------------------------------------------------------------------------------------------
 
-    def l1_match(self, hashes: Sequence[bytes], limit_pages: int, start: int = 0) -> int:
-        """How many leading pages of `hashes`, at most `limit_pages`, L1 holds; the first `start` are known to be."""
+    def match(self, hashes: Sequence[bytes], limit_pages: int, start: int = 0) -> int:
+        """How many leading pages of `hashes`, at most `limit_pages`, are in any tier; `start` are known to be."""
         by_hash = self._by_hash
         low, high = start, min(limit_pages, len(hashes))
         while low < high:  # pages before `low` are there, page `high` is not (or out of bounds)
@@ -85,15 +107,35 @@ class RadixTree:
                 high = middle
         return low
 
+    def match_tiers(self, hashes: Sequence[bytes], limit_pages: int) -> tuple[int, int]:
+        """`l1_match` and `match` at once."""
+        end = self.match(hashes, limit_pages)
+        if not end or self._by_hash[hashes[end - 1]].l1 is not None:
+            return end, end
+        return self.l1_match(hashes, end), end
+
+    def l1_match(self, hashes: Sequence[bytes], limit_pages: int, start: int = 0) -> int:
+        """How many leading pages of `hashes`, at most `limit_pages`, L1 holds; the first `start` are known to be."""
+        by_hash = self._by_hash
+        low, high = start, min(limit_pages, len(hashes))
+        while low < high:
+            middle = (low + high) >> 1
+            node = by_hash.get(hashes[middle])
+            if node is not None and node.l1 is not None:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def find(self, page_hash: bytes) -> Node | None:
+        """The node that holds this page."""
+        return self._by_hash.get(page_hash)
+
     def l1_unlocked(self, page_hash: bytes, end: int) -> list[int]:
         """Pages by owner that a lock on the path to this page (the one before index `end`) would make unevictable."""
-        pages = [0] * self.num_owners
-        node: Node | None = self._by_hash[page_hash]
-        while node is not None and not node.l1.locks:  # what is above a locked node is locked
-            num_pages = min(end, node.end) - node.first
-            _add(pages, self._counts[node.first % self.num_owners][num_pages])
-            node = node.parent
-        return pages
+        node = self._by_hash[page_hash]
+        assert node.l1 is not None
+        return self.l1.unlocked(node.l1, end, node.first, self.counts_of)
 
     def node_ending_with(self, page_hash: bytes, end: int) -> Node:
         """The node that ends with this page, the one before absolute index `end`; splits where it lies inside one."""
@@ -106,46 +148,68 @@ class RadixTree:
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def insert(
-        self, parent: Node, hashes: tuple[bytes, ...], pages: tuple[int, ...], tick: int, locks: int = 0
-    ) -> Node:
-        """Hang a run of pages below `parent`, as a chain of nodes with `locks` each, and give the last.
+        self,
+        parent: Node,
+        hashes: tuple[bytes, ...],
+        tick: int,
+        *,
+        l1_pages: tuple[int, ...] | None = None,
+        l2_frames: tuple[int, ...] | None = None,
+        locks: int = 0,
+    ) -> list[Node]:
+        """Hang a run of pages below `parent`, as a chain of nodes in one tier, and give them, uppermost first.
 
-        Raises InvariantError when a page is there already or the two lists differ in length.
+        With `locks` 1 a use of `parent` in that tier goes over to the last of them. Raises InvariantError when a page
+        is there already or the lists differ in length.
         """
-        if len(hashes) != len(pages) or not hashes:
-            raise InvariantError(f"{len(hashes)} hashes and {len(pages)} pages to insert below node {parent.id}")
+        pages = l1_pages if l1_pages is not None else l2_frames
+        if pages is None or len(hashes) != len(pages) or not hashes:
+            raise InvariantError(f"{len(hashes)} hashes and {len(pages or ())} pages to insert below node {parent.id}")
         by_hash = self._by_hash
         known = len(by_hash)
         node, first = parent, parent.end
+        chain: list[Node] = []
         for start in range(0, len(hashes), MAX_NODE_PAGES):
             part = hashes[start : start + MAX_NODE_PAGES]
-            node = self._hang(node, part, first + start, pages[start : start + MAX_NODE_PAGES], tick, locks)
+            above, node = node, Node(self.next_id, part, first + start, node)
+            self.next_id += 1
+            if l1_pages is not None:
+                self.l1_attach(node, l1_pages[start : start + MAX_NODE_PAGES], tick, locks)
+            else:
+                assert l2_frames is not None
+                self.l2_attach(node, l2_frames[start : start + MAX_NODE_PAGES], tick, locks)
+            self.nodes[node.id] = node
+            above.children[part[0]] = node
             for page_hash in part:
                 by_hash[page_hash] = node
+            chain.append(node)
         if len(by_hash) != known + len(hashes):
             raise InvariantError(f"a page to insert below node {parent.id} is in the tree already")
-        if not locks:
-            self.l1_leaves[node.id] = node.l1
-        return node
+        return chain
 
-    def _hang(
-        self, parent: Node, hashes: tuple[bytes, ...], first: int, pages: tuple[int, ...], tick: int, locks: int
-    ) -> Node:
-        above = parent.l1
-        node_id = self._next_id
-        self._next_id = node_id + 1
-        counts = self._counts[first % self.num_owners][len(hashes)]
-        l1 = Holding(node_id, counts, above, {}, locks, 0, tick, pages)
-        node = Node(node_id, hashes, first, parent, l1)
+    def l1_attach(self, node: Node, pages: tuple[int, ...], tick: int, locks: int) -> None:
+        """L1 holds the node from now on. Raises InvariantError unless it holds the parent and not yet the node."""
+        node.l1 = self._attach(self.l1, node, node.parent.l1 if node.parent else None, node.l1, pages, tick, locks)
         node.check()
-        self.nodes[node_id] = node
-        parent.children[hashes[0]] = node
-        above.children[node_id] = l1
-        self.l1_leaves.pop(above.id, None)
-        _add(self.l1_cached, counts)
-        if not locks:
-            _add(self.l1_evictable, counts)
-        return node
+
+    def l2_attach(self, node: Node, frames: tuple[int, ...], tick: int, locks: int) -> None:
+        """L2 holds the node from now on. Raises InvariantError unless it holds the parent and not yet the node."""
+        node.l2 = self._attach(self.l2, node, node.parent.l2 if node.parent else None, node.l2, frames, tick, locks)
+        node.check()
+
+    def _attach(
+        self,
+        tier: TierIndex,
+        node: Node,
+        above: Holding | None,
+        now: Holding | None,
+        pages: tuple[int, ...],
+        tick: int,
+        locks: int,
+    ) -> Holding:
+        if above is None or now is not None:
+            raise InvariantError(f"node {node.id}: the tier holds it already, or does not hold its parent")
+        return tier.add(node.id, self.counts_of(node.first, len(node.hashes)), above, pages, tick, locks)
 
     def split(self, node: Node, keep: int) -> Node:
         """Cut a node after its first `keep` pages (0 < keep < pages) and give the upper half, which is new.
@@ -155,67 +219,65 @@ class RadixTree:
         if not 0 < keep < len(node.hashes) or node.parent is None:
             raise InvariantError(f"node {node.id} of {len(node.hashes)} pages can't be split after {keep}")
         node.check()
-        parent, lower = node.parent, node.l1
-        above = lower.parent
-        assert above is not None
-        node_id = self._next_id
-        self._next_id = node_id + 1
-        row = self._counts[node.first % self.num_owners]
-        l1 = Holding(
-            node_id,
-            row[keep],
-            above,
-            {node.id: lower},
-            lower.locks,
-            lower.segment,
-            lower.last_access,
-            lower.pages[:keep],
-        )
-        upper = Node(node_id, node.hashes[:keep], node.first, parent, l1)
-        upper.hits = node.hits
+        parent = node.parent
+        upper = Node(self.next_id, node.hashes[:keep], node.first, parent)
+        self.next_id += 1
+        upper.hits, upper.age, upper.durable, upper.leaving = node.hits, node.age, node.durable, node.leaving
+        upper.backup, upper.load_back, upper.spill = node.backup, node.load_back, node.spill
+        upper_counts = self.counts_of(node.first, keep)
+        lower_counts = self.counts_of(node.first + keep, len(node.hashes) - keep)
+        if node.l1 is not None:
+            upper.l1 = self.l1.split(node.l1, upper.id, keep, upper_counts, lower_counts)
+        if node.l2 is not None:
+            upper.l2 = self.l2.split(node.l2, upper.id, keep, upper_counts, lower_counts)
         node.hashes = node.hashes[keep:]
         node.first += keep
         node.parent = upper
         upper.children[node.hashes[0]] = node
         parent.children[upper.hashes[0]] = upper
-        lower.pages = lower.pages[keep:]
-        lower.counts = self._counts[node.first % self.num_owners][len(node.hashes)]
-        lower.parent = l1
-        del above.children[node.id]
-        above.children[node_id] = l1
-        if l1.segment:
-            self.l1_protected[node_id] = l1
-        self.nodes[node_id] = upper
+        self.nodes[upper.id] = upper
         self._by_hash.update(dict.fromkeys(upper.hashes, upper))
         upper.check()
         node.check()
+        if self.on_split is not None:
+            self.on_split(node, upper)
         return upper
 
-    def l1_remove(self, node_id: int) -> tuple[int, tuple[int, ...]]:
-        """Prune an unlocked leaf; gives its first page's absolute index and its L1 pages, the caller's from now on."""
-        l1 = self.l1_leaves.pop(node_id, None)
-        if l1 is None:
-            raise InvariantError(f"node {node_id} is no unlocked leaf and can't be pruned")
-        node = self.nodes.pop(node_id)
-        parent, above = node.parent, l1.parent
+    def l1_remove(self, node: Node) -> tuple[int, ...]:
+        """L1 drops an unlocked leaf, which leaves the tree unless L2 holds it; gives the pages."""
+        assert node.l1 is not None
+        pages = self.l1.remove(node.l1)
+        node.l1 = None
+        node.leaving = False
+        if node.l2 is None:
+            self._prune(node)
+        return pages
+
+    def l2_remove(self, node: Node) -> tuple[int, ...]:
+        """L2 drops an unlocked leaf, which leaves the tree unless L1 holds it; gives the frames."""
+        assert node.l2 is not None
+        frames = self.l2.remove(node.l2)
+        node.l2 = None
+        if self.on_l2_remove is not None:
+            self.on_l2_remove(node)
+        if node.l1 is None:
+            self._prune(node)
+        return frames
+
+    def _prune(self, node: Node) -> None:
+        """Whatever L3 holds. Closed tiers leave nothing below a node that is in neither."""
+        if node.children:
+            raise InvariantError(f"node {node.id} is in no tier but has {len(node.children)} children")
+        parent = node.parent
         assert parent is not None
-        assert above is not None
+        del self.nodes[node.id]
         for page_hash in node.hashes:
             del self._by_hash[page_hash]
         del parent.children[node.hashes[0]]
-        del above.children[node_id]
-        _subtract(self.l1_cached, l1.counts)
-        _subtract(self.l1_evictable, l1.counts)
-        if l1.segment:
-            del self.l1_protected[node_id]
-            self._protected_pages -= len(l1.pages)
-        if not above.locks and not above.children:
-            self.l1_leaves[above.id] = above
-        return node.first, l1.pages
 
-    # --- locks and recency --------------------------------------------------------------------------------------------
+    # --- paths --------------------------------------------------------------------------------------------------------
 
-    def l1_path(self, node: Node, above: Node) -> Iterator[Node]:
+    def path(self, node: Node, above: Node) -> Iterator[Node]:
         """The nodes from `node` up to below `above`. Raises InvariantError when `above` is not on the way up."""
         while node is not above:
             yield node
@@ -223,105 +285,107 @@ class RadixTree:
                 raise InvariantError(f"node {above.id} is not above the path")
             node = node.parent
 
-    def l1_lock_path(self, node: Node, above: Node, tick: int, *, is_hit: bool) -> list[int]:
-        """One more sequence goes on from `above` down to `node`; gives the L1 pages on the way, in order.
+    def nodes_of(self, bottom: Node, first: int) -> list[Node]:
+        """The nodes that cover the pages from absolute index `first` to the end of `bottom`, uppermost first."""
+        nodes = []
+        node = bottom
+        while node.end > first:
+            nodes.append(node)
+            assert node.parent is not None
+            node = node.parent
+        nodes.reverse()
+        return nodes
 
-        A hit (by a later sequence than the one that computed the pages) counts and promotes to the protected segment.
+    def l1_lock_path(self, node: Node, above: Node, tick: int, *, is_hit: bool) -> tuple[list[int], list[int]]:
+        """A sequence's use goes on from `above` down to `node`.
+
+        Gives the L1 pages on the way, in order, and the load-back operations that still fill some of them. A hit (by a
+        later sequence than the one that computed the pages) counts and promotes to the protected segment.
         """
         parts: list[tuple[int, ...]] = []
-        for below in self.l1_path(node, above):  # deepest first: recency falls with depth
+        filling: list[int] = []
+        tier = self.l1
+        for below in self.path(node, above):  # deepest first: recency falls with depth
             h = below.l1
-            if not h.locks:
-                _subtract(self.l1_evictable, h.counts)
-                self.l1_leaves.pop(h.id, None)
-            h.locks += 1
-            h.last_access = tick
-            if h.segment:
-                self.l1_protected.move_to_end(h.id)
-            elif is_hit:
-                self._l1_promote(h)
+            assert h is not None
+            tier.access(h, tick, promote=is_hit)
+            below.leaving = False
             if is_hit:
                 below.hits += 1
+                if below.l2 is not None:
+                    self.l2.access(below.l2, tick, promote=True)
+            if below.load_back and below.load_back not in filling:
+                filling.append(below.load_back)
             parts.append(h.pages)
+        assert node.l1 is not None
+        assert above.l1 is not None
+        tier.lock(node.l1)
+        tier.unlock(above.l1)
         parts.reverse()
-        return [page for part in parts for page in part]
+        return [page for part in parts for page in part], filling
 
     def l1_unlock_path(self, node: Node, tick: int) -> None:
         """A sequence whose path ended with `node` is over. Its nodes count as accessed now."""
-        h, above = node.l1, node.l1.parent
-        while above is not None:  # the root stays locked
-            if h.locks <= 0:
-                raise InvariantError(f"node {h.id} is unlocked more often than locked")
-            h.locks -= 1
-            h.last_access = tick
-            if h.segment:
-                self.l1_protected.move_to_end(h.id)
-            if not h.locks:
-                _add(self.l1_evictable, h.counts)
-                if not h.children:
-                    self.l1_leaves[h.id] = h
-            h, above = above, above.parent
-
-    def _l1_promote(self, h: Holding) -> None:
-        """Into the protected segment, as its most recent; what has gone longest without access makes room."""
-        h.segment = 1
-        self.l1_protected[h.id] = h
-        self._protected_pages += len(h.pages)
-        while self._protected_pages > self._protected_bound:
-            _, least = self.l1_protected.popitem(last=False)
-            least.segment = 0
-            self._protected_pages -= len(least.pages)
+        tier = self.l1
+        h = node.l1
+        assert h is not None
+        tier.unlock(h)
+        while h.parent is not None:
+            tier.access(h, tick, promote=False)
+            h = h.parent
 
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Every invariant of the whole tree; for tests. Raises InvariantError naming the first that fails."""
-        cached, evictable = [0] * self.num_owners, [0] * self.num_owners
-        protected, num_hashes = 0, 0
+        num_hashes = 0
         for node in self.nodes.values():
-            l1, parent = node.l1, node.parent
-            _demand(parent is not None, f"node {node.id} has no parent")
+            parent = node.parent
+            demand(parent is not None, f"node {node.id} has no parent")
             assert parent is not None
-            self._check_links(node, parent)
+            node.check()
             num_hashes += len(node.hashes)
-            protected += len(l1.pages) if l1.segment else 0
-            _add(cached, l1.counts)
-            if not l1.locks:
-                _add(evictable, l1.counts)
-            is_leaf = not l1.locks and not l1.children
-            _demand((self.l1_leaves.get(node.id) is l1) == is_leaf, f"node {node.id}: wrongly (not) a candidate")
-            _demand((self.l1_protected.get(node.id) is l1) == bool(l1.segment), f"node {node.id}: segment")
-        _demand(num_hashes == len(self._by_hash), "the map has hashes of no node")
-        _demand(len(self.l1_leaves) <= len(self.nodes) and all(i in self.nodes for i in self.l1_leaves), "leaves")
-        _demand(all(i in self.nodes for i in self.l1_protected), "a protected node is gone")
-        _demand(protected == self._protected_pages <= max(self._protected_bound, 0), f"{protected} protected pages")
-        _demand((cached, evictable) == (self.l1_cached, self.l1_evictable), "page counts differ from a recount")
-        _demand(list(self.nodes) == sorted(self.nodes) and self.root.l1.locks == 1, "node order, or the root's lock")
+            demand(node.first == parent.end, f"node {node.id} does not start where its parent ends")
+            demand(parent is self.root or self.nodes.get(parent.id) is parent, f"node {node.id}: parent has gone")
+            demand(parent.children.get(node.hashes[0]) is node, f"node {node.id} is not its parent's child")
+            demand(all(self._by_hash.get(h) is node for h in node.hashes), f"node {node.id}: the map misses its hashes")
+            demand(not node.backup or (node.l1 is not None and node.l2 is not None), f"node {node.id}: backup of what?")
+            demand(not node.load_back or (node.l1 is not None and node.in_l2), f"node {node.id}: load-back of what?")
+            demand(parent.l2 is None or not parent.backup or not node.in_l2, f"node {node.id}: committed too early")
+        demand(num_hashes == len(self._by_hash), "the map has hashes of no node")
+        demand(list(self.nodes) == sorted(self.nodes), "node order")
+        nodes = self.nodes.values()
+        self._check_tier(self.l1, [(n, n.l1, n.parent.l1 if n.parent else None) for n in nodes])
+        self._check_tier(self.l2, [(n, n.l2, n.parent.l2 if n.parent else None) for n in nodes])
 
-    def _check_links(self, node: Node, parent: Node) -> None:
-        l1 = node.l1
-        node.check()
-        _demand(node.first == parent.end, f"node {node.id} does not start where its parent ends")
-        _demand(parent is self.root or self.nodes.get(parent.id) is parent, f"node {node.id}: parent has gone")
-        _demand(parent.children.get(node.hashes[0]) is node, f"node {node.id} is not its parent's child")
-        _demand(l1.id == node.id and l1.parent is parent.l1, f"node {node.id}: L1 is not closed under prefix")
-        _demand(parent.l1.children.get(node.id) is l1, f"node {node.id}: L1 children")
-        _demand(len(l1.children) <= len(node.children), f"node {node.id} has L1 children of no node")
-        _demand(parent.l1.locks >= l1.locks or parent is self.root, f"node {node.id}: locked below an unlocked node")
-        _demand(l1.counts == owner_counts(node.first, len(node.hashes), self.num_owners), f"node {node.id}: counts")
-        _demand(all(self._by_hash.get(h) is node for h in node.hashes), f"node {node.id}: the map misses its hashes")
+    def _check_tier(self, tier: TierIndex, held: list[tuple[Node, Holding | None, Holding | None]]) -> None:
+        cached, evictable = [0] * self.num_owners, [0] * self.num_owners
+        protected = 0
+        ids: dict[int, None] = {}
+        for node, h, above in held:
+            if h is None:
+                continue
+            ids[node.id] = None
+            demand(h.id == node.id and above is not None and h.parent is above, f"node {node.id}: not closed")
+            assert above is not None
+            demand(above.children.get(node.id) is h, f"node {node.id}: children in its tier")
+            demand(above.locks > 0 or not h.locks, f"node {node.id}: locked below an unlocked node")
+            demand(h.counts == owner_counts(node.first, len(node.hashes), self.num_owners), f"node {node.id}: counts")
+            protected += len(h.pages) if h.segment else 0
+            for owner, count in enumerate(h.counts):
+                cached[owner] += count
+                evictable[owner] += 0 if h.locks else count
+            is_leaf = not h.locks and not h.children
+            demand((tier.leaves.get(node.id) is h) == is_leaf, f"node {node.id}: wrongly (not) a candidate")
+            demand((tier.protected.get(node.id) is h) == bool(h.segment), f"node {node.id}: segment")
+            demand(all(child in self.nodes for child in h.children), f"node {node.id}: a child has gone")
+        demand(all(i in ids for i in tier.leaves) and all(i in ids for i in tier.protected), "a leaf has gone")
+        demand(protected == tier.protected_pages <= max(tier.protected_bound, 0), f"{protected} protected pages")
+        demand((cached, evictable) == (tier.cached, tier.evictable), "page counts differ from a recount")
+        demand(tier.root.locks >= 1, "the root's lock")
 
 
-def _demand(holds: bool, what: str) -> None:
+def demand(holds: bool, what: str) -> None:
+    """Raises InvariantError(what) unless it holds."""
     if not holds:
         raise InvariantError(what)
-
-
-def _add(total: list[int], counts: Counts) -> None:
-    for owner, count in enumerate(counts):
-        total[owner] += count
-
-
-def _subtract(total: list[int], counts: Counts) -> None:
-    for owner, count in enumerate(counts):
-        total[owner] -= count

@@ -1,5 +1,6 @@
 """What travels between processes: msgspec structs over MessagePack (never pickle). Plain data, no behaviour."""
 
+from benthic.messages.tiers import DiskStats, TierCounters
 from benthic.messages.wire import (
     Abort,
     Beat,
@@ -36,6 +37,7 @@ __all__ = [
     "Beat",
     "CacheState",
     "Derived",
+    "DiskStats",
     "Failed",
     "FinishReason",
     "Finished",
@@ -55,6 +57,7 @@ __all__ = [
     "Stats",
     "Stopped",
     "Submit",
+    "TierCounters",
     "ToEngine",
     "TokenLogprobs",
     "decode_from_engine",

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from benthic.messages.tiers import DiskStats, TierCounters
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -55,9 +57,13 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
-    """Drop every cached page that no running request uses. Answered by FlushDone with the same token."""
+    """Drop every copy in these tiers that no lock, operation or copy below needs.
+
+    Answered by FlushDone with the same token.
+    """
 
     token: int
+    tiers: tuple[str, ...] = ("l1", "l2")  # of l1, l2, l3; each once
 
 
 class QueryState(msgspec.Struct, frozen=True, tag=True):
@@ -67,7 +73,9 @@ class QueryState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End in order: abort what runs, answer Stopped, exit 0."""
+    """End in order: abort what runs, make pending spills durable while the time lasts, answer Stopped, exit 0."""
+
+    finish_by_s: float = 0.0  # seconds from receipt that spills may still take; 0: what is not durable yet is lost
 
 
 ToEngine = Submit | Abort | FlushCache | QueryState | Shutdown
@@ -108,8 +116,10 @@ class Prefilled(msgspec.Struct, frozen=True):
     """A request's first pass over its prompt is launched; sent before or with its first token."""
 
     id: int
-    cached_l1: int  # prompt tokens whose KV came from the cache, by tier; never more than the prompt less one
+    cached_l1: int  # prompt tokens whose KV came from the cache, each in the tier it was found in;
     queue_s: float  # from the engine's receipt to admission
+    cached_l2: int = 0  # the three together are never more than the prompt less one
+    cached_l3: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -160,14 +170,14 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LaneState(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner lane of L1, in pages. total = free + cached + private."""
+    """One owner lane of L1 (pages) or L2 (frames). total = free + cached + private."""
 
     lane: int
     total: int
     free: int
     cached: int  # owned by the tree
-    private: int  # of running requests, not in the tree
-    locked: int  # cached and under a running request's lock (or above such a page)
+    private: int  # of running requests or operations, not in the tree
+    locked: int  # cached and under the lock of a request or an operation (or above such a page)
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -185,14 +195,23 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     evicted_pages: int
     preemptions: int
     digest: str  # hex SHA-256 of the core's state
+    held: int = 0  # requests that wait for a reload
+    hits_tokens_l2: int = 0
+    hits_tokens_l3: int = 0
+    l2_lanes: tuple[LaneState, ...] = ()  # none: no host tier
+    policy: str = ""  # of L2, as the flag has it; "": no host tier
+    tiers: TierCounters = TierCounters()
+    disks: tuple[DiskStats, ...] = ()  # one a rank that has a part of the disk floor
+    tick_tiers_s: float = 0.0  # scheduler-thread seconds spent on L2 and L3
 
 
 class FlushDone(msgspec.Struct, frozen=True, tag=True):
-    """What a flush did, in pages."""
+    """What a flush did, in pages by tier (l1, l2, l3): those that it was asked for."""
 
     token: int
-    dropped_pages: int
-    kept_pages: int  # of running requests
+    dropped: dict[str, int]
+    kept: dict[str, int]  # locked, under an operation, or above such a page
+    message: str = ""  # which rank held up L3's part past its bound
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -211,6 +230,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host_s: float  # scheduler-thread seconds in ticks that launched something
     ticks: int
     slow_ticks: int  # over 100 ms of host time
+    held: int = 0  # requests that wait for a reload
+    cached_tokens_l2: int = 0  # of the same requests as cached_tokens_l1
+    cached_tokens_l3: int = 0
+    l2_lanes: tuple[LaneState, ...] = ()  # none: no host tier
+    tiers: TierCounters = TierCounters()
+    disks: tuple[DiskStats, ...] = ()  # one a rank that has a part of the disk floor
+    tick_tiers_s: float = 0.0  # scheduler-thread seconds spent on L2 and L3
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +251,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
     """The engine has released everything and is about to exit 0."""
+
+    unwritten_pages: int = 0  # that were on their way to disk when the time was over: cost a recompute, no more
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,7 @@
 """From a located checkpoint to a model that runs."""
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +43,33 @@ def load_model(
     return load_llama(checkpoint.config, checkpoint.reader, device, dtype, progress or _silent)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Namespace:
+    """What makes KV bytes interchangeable: the digest, and in words what went into it."""
+
+    digest: bytes  # 32 bytes
+    words: dict[str, str]
+
+
 def model_namespace(
     checkpoint: Checkpoint, *, weights_dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int
-) -> bytes:
-    """The 32-byte namespace of the KV that this model makes (see `weights.identity`). Reads files below 1 GiB whole."""
+) -> Namespace:
+    """The namespace of the KV that this model makes (see `weights.identity`). Reads files below 1 GiB whole."""
     described: dict[str, Any] = dataclasses.asdict(checkpoint.config)
     rope = described.pop("rope")
     for name in ("bos_token_id", "eos_token_ids", "max_position"):  # these do not change a single KV byte
         described.pop(name)
-    return namespace(
-        weights=weights_identity(checkpoint.reader),
-        model=described,
-        rope={**rope, "order": "half-split"},
-        weights_dtype=str(weights_dtype).removeprefix("torch."),
-        kv_dtype=str(kv_dtype).removeprefix("torch."),
-        page_size=page_size,
-        payloads=("target_kv",),
-    )
+    parts: dict[str, Any] = {
+        "weights": weights_identity(checkpoint.reader),
+        "model": described,
+        "rope": {**rope, "order": "half-split"},
+        "weights_dtype": str(weights_dtype).removeprefix("torch."),
+        "kv_dtype": str(kv_dtype).removeprefix("torch."),
+        "page_size": page_size,
+        "payloads": ("target_kv",),
+    }
+    words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
+    return Namespace(namespace(**parts), words)
 
 
 def _silent(done: int, total: int) -> None:

@@ -12,11 +12,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from benthic.messages import LaneState, Stats
+from benthic.messages import Stats
+from benthic.observability.tier_series import tier_families
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _GAP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2, 5)
-_LANE_LABELS = ("cp_rank", "cp_size", "tp_rank")
+TIERS = ("l1", "l2", "l3")
 
 
 class Metrics:
@@ -41,7 +42,8 @@ class Metrics:
         self._e2e = _histogram("e2e_latency", "Arrival to the last token", registry)
         self._queue = _histogram("queue_time", "The engine's receipt to admission", registry)
         self._ready = Gauge("benthic_ready", "1 when the server takes requests", registry=registry)
-        self._cached.labels("l1")
+        for tier in TIERS:
+            self._cached.labels(tier)
         self._stats = StatsCollector()
         registry.register(self._stats)
 
@@ -57,10 +59,11 @@ class Metrics:
         """Whether requests are taken."""
         self._ready.set(ready)
 
-    def count_prompt(self, num_tokens: int, cached_l1: int) -> None:
-        """A prompt's first choice was admitted."""
+    def count_prompt(self, num_tokens: int, *, cached_l1: int, cached_l2: int = 0, cached_l3: int = 0) -> None:
+        """A prompt's first choice was admitted; each cached token counts in the tier that it was found in."""
         self._prompt.inc(num_tokens)
-        self._cached.labels("l1").inc(cached_l1)
+        for tier, cached in zip(TIERS, (cached_l1, cached_l2, cached_l3), strict=True):
+            self._cached.labels(tier).inc(cached)
 
     def count_generated(self, num_tokens: int) -> None:
         """Tokens that count for a client's usage."""
@@ -105,32 +108,18 @@ class StatsCollector(Collector):
             return
         yield GaugeMetricFamily("benthic_requests_running", "Requests in the batch", value=stats.running)
         yield GaugeMetricFamily("benthic_requests_waiting", "Requests that wait for admission", value=stats.waiting)
+        yield GaugeMetricFamily("benthic_requests_held", "Requests that wait for a reload", value=stats.held)
         for name, text, value in (
             ("preemptions", "Running requests sent back to the queue", stats.preemptions),
-            ("evicted_pages", "Cached pages dropped to make room", stats.evicted_pages),
+            ("evicted_pages", "Cached pages dropped from L1 to make room", stats.evicted_pages),
             ("ticks", "Turns of the scheduler that launched work", stats.ticks),
             ("slow_ticks", "Ticks with more than 100 ms of host time", stats.slow_ticks),
             ("tick_busy_seconds", "Seconds with a forward pass under way", stats.busy_s),
             ("tick_host_seconds", "Scheduler seconds in ticks that launched work", stats.host_s),
+            ("tick_tiers_seconds", "Scheduler seconds spent on L2 and L3", stats.tick_tiers_s),
         ):
             yield CounterMetricFamily(f"benthic_{name}", text, value=value)
-        yield from _lane_families(stats.lanes)
-
-
-def _lane_families(lanes: tuple[LaneState, ...]) -> Iterable[Metric]:
-    size = str(len(lanes))
-    capacity = GaugeMetricFamily("benthic_l1_capacity_pages", "Pages of the lane", labels=_LANE_LABELS)
-    used = GaugeMetricFamily("benthic_l1_used_pages", "Pages that are not free", labels=_LANE_LABELS)
-    locked = GaugeMetricFamily("benthic_l1_locked_pages", "Cached pages under a running request", labels=_LANE_LABELS)
-    pages = GaugeMetricFamily("benthic_l1_pages", "Pages by state", labels=(*_LANE_LABELS, "state"))
-    for lane in lanes:
-        labels = [str(lane.lane), size, "0"]
-        capacity.add_metric(labels, lane.total)
-        used.add_metric(labels, lane.total - lane.free)
-        locked.add_metric(labels, lane.locked)
-        for state, value in (("free", lane.free), ("cached", lane.cached), ("private", lane.private)):
-            pages.add_metric([*labels, state], value)
-    yield from (capacity, used, locked, pages)
+        yield from tier_families(stats)
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry, buckets: tuple[float, ...] = _SECONDS) -> Histogram:

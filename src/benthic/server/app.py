@@ -21,7 +21,13 @@ from benthic.server.context import ServerContext
 from benthic.server.openai.chat import create_chat_completion
 from benthic.server.openai.completions import create_completion
 from benthic.server.openai.errors import error_response
-from benthic.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from benthic.server.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    FlushRequest,
+    TokenizeRequest,
+)
 
 logger = logging.getLogger(__name__)
 Endpoint = Callable[[ServerContext, Request], Awaitable[Response]]
@@ -39,7 +45,7 @@ _ROUTES: tuple[tuple[str, str, Endpoint, type[msgspec.Struct] | None], ...] = (
     ("POST", "/tokenize", routes.tokenize, TokenizeRequest),
     ("POST", "/detokenize", routes.detokenize, DetokenizeRequest),
     ("GET", "/cache", routes.cache, None),
-    ("POST", "/cache/flush", routes.flush_cache, None),
+    ("POST", "/cache/flush", routes.flush_cache, FlushRequest),
 )
 
 

@@ -146,10 +146,10 @@ class EngineClient:
         except zmq.ZMQError as error:
             logger.warning("could not send %s to the engine: %s", type(message).__name__, error)
 
-    async def flush(self, timeout_s: float) -> FlushDone:
-        """Drop the cached pages that nobody uses. Raises TimeoutError, EngineDead."""
+    async def flush(self, tiers: tuple[str, ...], timeout_s: float) -> FlushDone:
+        """Drop the copies in these tiers that nobody needs. Raises TimeoutError, EngineDead."""
         token = next(self._tokens)
-        answer = await self._ask(token, FlushCache(token), timeout_s)
+        answer = await self._ask(token, FlushCache(token, tiers), timeout_s)
         assert isinstance(answer, FlushDone)
         return answer
 

@@ -43,8 +43,13 @@ class EngineProcess:
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder / name}"
 
-    def start(self, config: EngineConfig, source: ModelSource, on_exit: Callable[[int], None]) -> None:
+    def start(
+        self, config: EngineConfig, source: ModelSource, on_exit: Callable[[int], None], pass_fds: Sequence[int] = ()
+    ) -> None:
         """Start the child and give it its order; `on_exit` gets its exit status, from another thread.
+
+        `pass_fds` stay open in the child as long as it lives: the locks of the disk folders, which so are free only
+        when neither process can write any more.
 
         Raises EngineDead when it can't be started or ends before it has read the order.
         """
@@ -56,7 +61,7 @@ class EngineProcess:
         )
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE, pass_fds=pass_fds)
         except OSError as error:
             raise EngineDead(f"the engine process can't be started: {error}") from None
         finally:

@@ -35,11 +35,18 @@ class Seeds:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of a request: each prompt once, the completions of all choices, cached tokens of each prompt's first
-    choice."""
+    choice by the tier they were found in."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_l1: int
+    cached_l2: int
+    cached_l3: int
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all tiers."""
+        return self.cached_l1 + self.cached_l2 + self.cached_l3
 
 
 class Generation:
@@ -173,7 +180,12 @@ class Generation:
         self._metrics.observe_queue(feed.prefilled.queue_s)
         if choice.index % self._n == 0:
             prompt = self._prompts[choice.index // self._n]
-            self._metrics.count_prompt(prompt.num_tokens, feed.prefilled.cached_l1)
+            self._metrics.count_prompt(
+                prompt.num_tokens,
+                cached_l1=feed.prefilled.cached_l1,
+                cached_l2=feed.prefilled.cached_l2,
+                cached_l3=feed.prefilled.cached_l3,
+            )
 
     def _note_tokens(self, choice: Choice, count: int) -> None:
         now = time.perf_counter()
@@ -192,6 +204,8 @@ class Generation:
             prompt_tokens=sum(p.num_tokens for p in self._prompts),
             completion_tokens=sum(c.num_tokens for c in self.choices),
             cached_l1=sum(p.cached_l1 for p in first),
+            cached_l2=sum(p.cached_l2 for p in first),
+            cached_l3=sum(p.cached_l3 for p in first),
         )
 
 

@@ -7,6 +7,7 @@ However it ends, no child, socket or folder is left, and every stream either is 
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -36,7 +37,8 @@ from benthic.server.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
-STOP_S = 10.0  # for the engine to end in order, beyond the grace for requests
+STOP_S = 10.0  # for the engine to end in order, beyond the grace for requests and spills
+TELL_EVERY_S = 5.0  # how often the terminal says that pages are still being written
 CLOSE_S = 5  # for connections to take their last bytes
 LAST_WORDS_S = 0.5  # between the engine's exit and our verdict: its message may still be in the socket
 
@@ -53,10 +55,19 @@ class Parts:
     load_text: Callable[[ModelSource], TextSide] = load_text
 
 
-def run_server(config: Config, sock: socket.socket, terminal: Terminal, parts: Parts | None = None) -> None:
-    """Serve on `sock` until a signal. Raises BenthicError when the engine can't start or has died."""
+def run_server(
+    config: Config,
+    sock: socket.socket,
+    terminal: Terminal,
+    parts: Parts | None = None,
+    lock_fds: Sequence[int] = (),
+) -> None:
+    """Serve on `sock` until a signal. `lock_fds` hold the disk folders' locks, and the engine inherits them.
+
+    Raises BenthicError when the engine can't start or has died.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(config, sock, terminal, parts or Parts()).run())
+        runner.run(Server(config, sock, terminal, parts or Parts(), lock_fds).run())
 
 
 class _Uvicorn(uvicorn.Server):
@@ -70,11 +81,14 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Owns the engine process, the client, the web server and the state that the endpoints read."""
 
-    def __init__(self, config: Config, sock: socket.socket, terminal: Terminal, parts: Parts) -> None:
+    def __init__(
+        self, config: Config, sock: socket.socket, terminal: Terminal, parts: Parts, lock_fds: Sequence[int] = ()
+    ) -> None:
         self._config = config
         self._sock = sock
         self._terminal = terminal
         self._parts = parts
+        self._lock_fds = tuple(lock_fds)
         self._url = url_of(sock)
         self._engine = EngineProcess(parts.engine_command)
         self._client = EngineClient(self._engine.push, self._engine.pull, self._on_message)
@@ -89,6 +103,9 @@ class Server:
             seeds=Seeds(config.engine.model.seed),
         )
         self._ready: Ready | None = None
+        self._pending_pages = 0  # on their way to disk, as the engine last said
+        self._stopped: Stopped | None = None
+        self._failed = ""  # what the engine said when it could not go on
         self._signals = 0
         self._end: asyncio.Future[None]  # set in run: done at a signal, an exception when the engine is lost
         self._engine_gone: asyncio.Event
@@ -151,7 +168,7 @@ class Server:
 
             if self._end.done():
                 return
-            self._engine.start(self._config.engine, source, on_exit)
+            self._engine.start(self._config.engine, source, on_exit, self._lock_fds)
             self._context.text = await in_daemon_thread(lambda: self._parts.load_text(source))
             self._maybe_ready()
         except BenthicError as error:
@@ -184,6 +201,7 @@ class Server:
         if isinstance(message, Beat):
             self._liveness.beat(message, asyncio.get_running_loop().time())
         elif isinstance(message, Stats):
+            self._pending_pages = message.tiers.spill_pages_pending
             self._context.metrics.update(message)
         elif isinstance(message, Progress):
             self._terminal.progress(message.what, message.done, message.total)
@@ -191,9 +209,10 @@ class Server:
             self._ready = message
             self._maybe_ready()
         elif isinstance(message, Failed):
+            self._failed = message.message
             self._fail(EngineDead(message.message))
         elif isinstance(message, Stopped):
-            logger.debug("the engine has stopped")
+            self._stopped = message
 
     async def _watch(self) -> None:
         while not self._end.done():
@@ -225,8 +244,9 @@ class Server:
             self._end.set_result(None)
 
     async def _drain(self) -> None:
-        """Refuse new requests, let running ones finish within the grace time, cut the rest off, end the engine in
-        order. Raises EngineDead when it dies before the requests have ended."""
+        """Refuse new requests, let running ones finish within the grace time, cut the rest off; what is left of the
+        time is for pages on their way to disk. Raises EngineDead when the engine dies before the requests have
+        ended."""
         loop = asyncio.get_running_loop()
         grace = self._config.server.grace_s
         deadline = loop.time() + grace
@@ -249,12 +269,50 @@ class Server:
         )
         if self._engine.pid is None:
             return
-        if self._ready is not None:
-            self._client.send(Shutdown())
-        else:
+        if self._ready is None:
             self._engine.hang_up()  # while it loads, the engine reads no messages
+            await self._until_gone(STOP_S)
+            return
+        left = max(0.0, deadline - loop.time())
+        self._client.send(Shutdown(finish_by_s=left))
+        await self._end_of_spills(left)
+
+    async def _end_of_spills(self, left_s: float) -> None:
+        """Wait for the engine's end: `left_s` seconds for pages on their way to disk, and a little to end in order."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + left_s + STOP_S
+        told_at = -math.inf
+        while not self._engine_gone.is_set() and (now := loop.time()) < end:
+            if self._pending_pages and self._stopped is None and now - told_at >= TELL_EVERY_S:
+                told_at = now
+                rest = max(0.0, end - STOP_S - now)
+                self._terminal.line(
+                    f"{self._pending_pages} pages still being written to disk, for {rest:.0f} s at most"
+                )
+            await self._until_gone(min(0.2, end - now))
+        await self._last_words()
+        lost = self._pending_pages if self._stopped is None else self._stopped.unwritten_pages
+        if lost:
+            self._terminal.line(
+                f"{lost} pages were not on disk when the grace time of {self._config.server.grace_s:g} s was over; "
+                f"they will be computed again when they are asked for"
+            )
+
+    async def _last_words(self) -> None:
+        """Raises EngineDead when the engine has gone without a word: its last message may still be in the socket."""
+        if not self._engine_gone.is_set():
+            return
+        end = asyncio.get_running_loop().time() + LAST_WORDS_S
+        while self._stopped is None and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        if self._stopped is None:
+            raise EngineDead(
+                f"the engine process ended before it had closed the cache{self._failed and ': '}{self._failed}"
+            )
+
+    async def _until_gone(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(STOP_S, deadline - loop.time())):
+            async with asyncio.timeout(timeout_s):
                 await self._engine_gone.wait()
 
 

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from benthic.common.errors import EngineDead, RequestError
-from benthic.messages import CacheState
+from benthic.server.cache_state import cache_object, flush_object, flush_tiers
 from benthic.server.context import ServerContext
 from benthic.server.openai.body import parse, read_body
 from benthic.server.openai.errors import error_response
 from benthic.server.openai.prompts import read_messages
-from benthic.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+from benthic.server.openai.schemas import DetokenizeRequest, FlushRequest, TokenizeRequest
 from benthic.text.stream import Detokenizer
 
 STATE_TIMEOUT_S = 2.0  # then /cache shows the last known state
@@ -124,38 +124,20 @@ async def cache(context: ServerContext, _: Request) -> Response:
     except EngineDead as error:
         raise RequestError(f"the engine ended: {error}", status=503) from None
     at, state = context.last_cache
-    return json_response(_cache_object(state, time.monotonic() - at))
+    return json_response(cache_object(state, time.monotonic() - at))
 
 
-def _cache_object(state: CacheState, age_s: float) -> dict[str, Any]:
-    lanes = [msgspec.structs.asdict(lane) for lane in state.lanes]
-    sums = {
-        f"{key}_pages": sum(lane[key] for lane in lanes) for key in ("total", "free", "cached", "private", "locked")
-    }
-    return {
-        "age_s": round(age_s, 3),
-        "tick": state.tick,
-        "page_size": state.page_size,
-        "nodes": state.nodes,
-        "tiers": {"l1": sums | {"lanes": lanes}},
-        "requests": {"running": state.running, "waiting": state.waiting},
-        "query_tokens": state.query_tokens,
-        "hit_tokens": {"l1": state.hits_tokens_l1},
-        "evicted_pages": state.evicted_pages,
-        "preemptions": state.preemptions,
-        "digest": state.digest,
-    }
-
-
-async def flush_cache(context: ServerContext, _: Request) -> Response:
-    """Drop every cached page that no running request uses."""
+async def flush_cache(context: ServerContext, request: Request) -> Response:
+    """Drop every copy in the named tiers (default l1 and l2) that no lock, operation or copy below needs."""
     context.engine()
+    body = await read_body(request)
+    tiers = flush_tiers(parse(body, FlushRequest) if body.strip() else FlushRequest())
     try:
-        done = await context.client.flush(FLUSH_TIMEOUT_S)
+        done = await context.client.flush(tiers, FLUSH_TIMEOUT_S)
     except TimeoutError:
         raise RequestError(
             f"the engine did not answer within {FLUSH_TIMEOUT_S:g} s; the flush may still happen", status=503
         ) from None
     except EngineDead as error:
         raise RequestError(f"the engine ended: {error}", status=503) from None
-    return json_response({"dropped_pages": done.dropped_pages, "kept_pages": done.kept_pages})
+    return json_response(flush_object(done))

@@ -68,7 +68,7 @@ def log_end(shape: AnswerShape, generation: Generation) -> None:
         "%s: %d prompt tokens (%d cached), %d generated in %d choices",
         shape.id,
         usage.prompt_tokens,
-        usage.cached_l1,
+        usage.cached_tokens,
         usage.completion_tokens,
         len(generation.choices),
     )

@@ -87,3 +87,9 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool | None = None
+
+
+class FlushRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /cache/flush`; may be left out."""
+
+    tiers: list[str] | None = None  # of l1, l2, l3; None: l1 and l2
