@@ -14,6 +14,7 @@ from benthic.kernels.paged_prefill.kernel import _prefill_kernel
 from benthic.kernels.paged_write.kernel import _paged_write_kernel
 from benthic.kernels.rms_norm.kernel import _rms_norm_kernel
 from benthic.kernels.rope.kernel import _rope_kernel
+from tests.gpu import synchronizing
 from tests.support.steps import NUM_PAGES, Bench, Script, make_bench, prompt_of
 
 pytestmark = pytest.mark.gpu
@@ -99,11 +100,8 @@ def test_a_decode_step_never_waits_for_the_device(cuda: torch.device) -> None:
     bench = make_bench(cuda)
     bench.runner.warmup()
     run_decodes(bench, [1, 2, 3], 3, temperature=[0, 1, 1], top_p=[1, 0.9, 1])
-    torch.cuda.set_sync_debug_mode("error")  # a synchronizing call would raise on the runner's thread
-    try:
+    with synchronizing.forbidden():
         tokens, _ = run_decodes(bench, [1, 2, 3], 10, temperature=[0, 1, 1], top_p=[1, 0.9, 1])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert tokens.shape == (11, 3)
     bench.runner.close()
 

@@ -8,6 +8,7 @@ from benthic.forward import PenaltyInit
 from benthic.runner.noise import index_terms, noise_bits, row_keys
 from benthic.runner.sampler import Sampler
 from benthic.runner.staging import Staging
+from tests.gpu import synchronizing
 from tests.support.sampling_cases import logprob_rows, run_sampler, sampling_input
 
 pytestmark = pytest.mark.gpu
@@ -65,16 +66,13 @@ def test_sampling_never_waits_for_the_device(cuda: torch.device) -> None:
     sampler, staging = Sampler(vocab_size=VOCAB, num_slots=ROWS, device=cuda), Staging(cuda)
     inits = (PenaltyInit(slot=0, prompt=np.arange(9, dtype=np.int32), output=np.zeros(0, np.int32)),)
     everyone = {**wishes(), "penalty_rows": np.where(np.arange(ROWS) == 0, 0, -1)}
-    torch.cuda.set_sync_debug_mode("error")  # a synchronizing call raises
-    try:
+    with synchronizing.forbidden():
         for sampling in (sampling_input(ROWS, **everyone), sampling_input(ROWS, temperature=0), sampling_input(ROWS)):
             plan = sampler.plan(sampling, inits)
             tensors = staging.upload(plan.arrays)
             sampler.start_penalties(tensors)
             sampled = sampler.sample(torch.randn(ROWS, VOCAB, device=cuda), plan, tensors)
             assert sampled.tokens.shape == (ROWS,)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_greedy_ties_take_the_lowest_index(cuda: torch.device) -> None:
