@@ -13,7 +13,8 @@ serve: setup ## serve the default model on 127.0.0.1:8000 (more flags: make serv
 	@exec $(BIN)/benthic serve $(ARGS)
 
 test: setup-dev check ## lint, types, import contracts, then the whole CPU test suite
-	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/e2e -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not slow" tests/e2e $(ARGS)
 
 test-slow: setup-dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

@@ -150,6 +150,7 @@ def test_a_duplicate_of_what_only_l2_has_becomes_its_copy_in_l1() -> None:
     assert d.compute(late, branch(1, 10, 14)) == []
     pages = list(late.pages)
     assert [(c.first, len(c.pages)) for c in d.given(Backup)] == [(0, 10), (10, 4)], "no second copy"
+    assert [node.hits for node in d.core.state.tree.nodes.values()] == [0, 0], "who computed it has not hit it"
     d.close(late)
     run = d.open(prompt(1, 10))
     assert (run.pages, run.load_backs) == (pages[:10], [])

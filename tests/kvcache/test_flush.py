@@ -84,6 +84,7 @@ def test_meanwhile_nothing_is_spilled_or_held_and_afterwards_it_is() -> None:
 def test_a_second_flush_joins_the_first() -> None:
     d = driver()
     d.core.flush_disk(1)
+    assert d.core.busy, "ticks go on for it"
     d.tick()
     d.core.flush_disk(2)
     d.tick()

@@ -1,7 +1,7 @@
 """Requests held for pages of the disk: what is read, what of it enters the tree, bounds, deadlines, and who waits."""
 
 from benthic.kvcache import CoreConfig, Hold, Stream
-from benthic.kvcache.commands import DONE, FAILED, Backup, Drain, LoadBack, Lookup, Reload, Touch
+from benthic.kvcache.commands import DONE, FAILED, Backup, Drain, LoadBack, Lookup, Reload, Spill, Touch
 from benthic.kvcache.reload import Phase
 from benthic.kvcache.state import WRITE_THROUGH, WRITE_THROUGH_SELECTIVE
 from tests.support.core_driver import CoreDriver, branch, prompt
@@ -10,7 +10,14 @@ TIMEOUT_US = 10_000
 
 
 def driver(
-    policy: str = WRITE_THROUGH, *, owners: int = 1, l1: int = 128, l2: int = 128, inflight: int = 4, least: int = 1
+    policy: str = WRITE_THROUGH,
+    *,
+    owners: int = 1,
+    l1: int = 128,
+    l2: int = 128,
+    inflight: int = 4,
+    least: int = 1,
+    marks: bool = True,
 ) -> CoreDriver:
     config = CoreConfig(
         num_owners=owners,
@@ -23,6 +30,7 @@ def driver(
         reload_max_inflight=inflight,
         reload_min_pages=least,
         reload_timeout_us=TIMEOUT_US,
+        reload_marks=marks,
     )
     return CoreDriver(config)
 
@@ -83,6 +91,14 @@ def test_reloaded_pages_count_as_on_disk_and_are_not_spilled_again() -> None:
     d.tick()
     assert d.core.in_flight == 0
     assert all(node.durable for node in d.core.state.tree.nodes.values())
+
+
+def test_pages_that_lie_in_another_owners_file_enter_unmarked_and_are_spilled() -> None:
+    d = driver(marks=False)
+    _, reload = reading(d, prompt(1, 20))
+    d.tick((reload.op, 1 + 20))
+    assert [node.durable for node in d.core.state.tree.nodes.values()] == [False]
+    assert d.last(Spill).hashes == tuple(prompt(1, 20))
 
 
 def test_nothing_on_disk_or_nothing_verified_lets_the_request_compute() -> None:
@@ -431,3 +447,41 @@ def test_where_drains_alone_fill_the_bound_requests_compute() -> None:
     assert d.core.hold(99, prompt(3, 20), 20) is None
     d.tick((d.last(Drain).op, DONE))
     assert d.core.hold(99, prompt(3, 20), 20) is not None
+
+
+def test_one_in_the_queue_computes_when_drains_alone_fill_the_bound() -> None:
+    d = driver(inflight=1)
+    _, reload = reading(d, prompt(1, 2))
+    queued = hold(d, prompt(2, 60))
+    d.tick()
+    d.tick((d.last(Lookup).op, 1 + 60))
+    assert queued.phase is Phase.QUEUED
+    d.tick((reload.op, 1), us=TIMEOUT_US + 5_000)
+    assert d.now_us < queued.bound_us
+    assert (queued.done, len(d.given(Reload)), len(d.given(Drain))) == (True, 1, 1)
+
+
+def test_a_drain_counts_as_a_reload_in_flight() -> None:
+    d = driver(inflight=2)
+    _, late = reading(d, prompt(1, 2))
+    d.tick((late.op, 1), us=TIMEOUT_US + 5_000)
+    reading(d, prompt(2, 4))
+    third = hold(d, prompt(3, 4))
+    d.tick()
+    d.tick((d.last(Lookup).op, 1 + 4))
+    assert (third.phase, len(d.given(Reload))) == (Phase.QUEUED, 2)
+    d.tick((d.last(Drain).op, DONE))
+    assert third.phase is Phase.READING
+
+
+def test_ticks_go_on_for_a_held_request_and_fast_while_it_can_go_on_at_once() -> None:
+    d = driver()
+    assert (d.core.busy, d.core.patient) == (False, True)
+    held = hold(d, prompt(1, 20))
+    assert (d.core.busy, d.core.patient) == (True, False), "its look-up comes with the next tick"
+    d.tick()
+    d.tick((d.last(Lookup).op, 1))
+    assert (held.done, d.core.in_flight) == (True, 0)
+    assert (d.core.busy, d.core.patient) == (True, False), "it waits to be admitted"
+    d.core.release(held)
+    assert (d.core.busy, d.core.patient) == (False, True)

@@ -184,7 +184,9 @@ def test_a_gather_protects_its_frames_and_the_write_does_not() -> None:
     d.settle(Stream.BACKUP)
     spill = d.last(Spill)
     assert d.core.flush().kept == {"l1": 0, "l2": 10}
+    assert not d.core.patient
     d.tick((spill.gather, DONE))
+    assert d.core.patient, "a write alone is in no hurry"
     assert d.core.flush().dropped == {"l1": 0, "l2": 10}
     d.tick((spill.durable, DONE))
     assert (d.core.num_nodes, d.core.counters.durable) == (0, 10)

@@ -31,6 +31,7 @@ def work(driver: Driver, rng: random.Random, num_pages: int) -> None:
     for place in range(SPILLS_AT_ONCE):
         first = rng.randrange(num_pages - PAGES_A_SPILL)
         pages = range(first, first + rng.randint(1, PAGES_A_SPILL))
+        say("touched", pages)  # a page that is there already becomes younger, acknowledged or not
         _, durable = driver.begin_spill(pages, first=first, frame=place * PAGES_A_SPILL)
         running[durable] = pages
     while running:

@@ -10,7 +10,7 @@ import numpy as np
 from benthic.common.units import KIB
 from benthic.config.disk import DiskConfig, DiskSpec
 from benthic.kvcache.commands import ClearDisk, Drain, Lookup, Reload, Spill, Touch
-from benthic.tiers.disk.floor import RankFloor, open_floor
+from benthic.tiers.disk.floor import RankFloor, find_foreign, open_floor
 from benthic.tiers.disk.format import PAGE, FrameGeometry, Verdict, check
 from benthic.tiers.disk.index import map_bytes_for
 from benthic.tiers.disk.io import DiskIO, SystemDisk
@@ -89,6 +89,7 @@ class Driver:
         num_frames: int = 256,
         clock: Callable[[], float] = time.monotonic,
         age: int = 0,
+        look_elsewhere: bool = False,
     ) -> None:
         self.floor: RankFloor = open_floor(
             config,
@@ -99,6 +100,15 @@ class Driver:
             num_ranks=num_ranks,
             io=io or SystemDisk(),
         )
+        if look_elsewhere:
+            find_foreign(
+                config,
+                self.floor,
+                namespace=NAMESPACE,
+                geometry=geometry,
+                num_ranks=num_ranks,
+                io=io or SystemDisk(),
+            )
         self.frames = Frames(num_frames, geometry.frame_bytes)
         self.store = DiskStore(self.floor, config, rank=rank, num_owners=num_owners, frames=self.frames, clock=clock)
         self.age = age

@@ -64,14 +64,13 @@ class Copies:
             s.counters.backup_skipped += len(node.hashes)
             return False
         node.check()
-        tree.l2.lock(parent.l2)  # victims never come from the copy's own path
-        frames = s.reserve_l2(node.first, len(node.hashes), node.l1.counts)
-        tree.l2.unlock(parent.l2)
+        # victims never come from the copy's own path
+        frames = s.reserve_l2(node.first, len(node.hashes), node.l1.counts, keep=parent.l2)
         if frames is None:
             s.counters.backup_skipped += len(node.hashes)
             return False
         op = s.ops.issue(Stream.BACKUP, node.first, len(node.hashes), node)
-        tree.l2_attach(node, frames, node.l1.last_access, 0)
+        tree.l2_attach(node, frames, node.l1.last_access)
         assert node.l2 is not None
         node.backup = op.id
         tree.l1.lock(node.l1)
@@ -90,7 +89,7 @@ class Copies:
                 raise InvariantError(f"node {node.id} can't be loaded back: no complete copy in L2, or one in L1")
             assert node.l2 is not None
             start = node.first - first
-            tree.l1_attach(node, pages[start : start + len(node.hashes)], s.tick, 0)
+            tree.l1_attach(node, pages[start : start + len(node.hashes)], s.tick)
             node.load_back = op.id
             frames += node.l2.pages
         assert bottom.l1 is not None

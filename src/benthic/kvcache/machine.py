@@ -163,7 +163,7 @@ class CacheCore:
         s.tick = tick
         s.now_us = max(s.now_us, now_us)
         s.read_us_per_page, s.compute_us_per_page = read_us_per_page, compute_us_per_page
-        overdue = self.reloads.overdue()
+        overdue = self.reloads.overdue() if agreed else ()
         for end in agreed:
             op = s.ops.ops.get(end.op)
             if op is None:
@@ -266,13 +266,15 @@ class CacheCore:
 
     def _touch(self, run: PageRun, hashes: Sequence[bytes], start: int) -> None:
         """No page that a run uses may be older than the run's own below it: on disk the oldest go first."""
+        if not self.config.disk:
+            return
         young = True
         for node in self._tree.path(run.node, self._tree.root):
             if node.end <= start:
                 break
             if node.age < run.age:
                 node.age, young = run.age, False
-        if self.config.disk and not young:
+        if not young:
             self.state.commands.append(Touch(first=start, hashes=tuple(hashes), age=run.age))
 
     def adopt(self, run: PageRun, hashes: Sequence[bytes], limit_pages: int) -> int:
@@ -381,7 +383,7 @@ class CacheCore:
             if known < node.end:
                 node = tree.node_ending_with(hashes[known - start - 1], known)
             if node.l1 is None:
-                tree.l1_attach(node, tuple(run.pages[at : node.end]), self.state.tick, 0)
+                tree.l1_attach(node, tuple(run.pages[at : node.end]), self.state.tick)
                 self._go_down(run, node, is_hit=False)
             else:
                 self._l1.release(at, run.pages[at : node.end])

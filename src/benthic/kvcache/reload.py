@@ -290,7 +290,7 @@ class Reloads:
                 child = tree.split(child, known - child.first)
             frames = op.frames[at : at + len(child.hashes)]
             if child.l2 is None:
-                tree.l2_attach(child, frames, s.tick, 0)
+                tree.l2_attach(child, frames, s.tick)
                 s.commands.append(Touch(first=index, hashes=child.hashes, age=child.age))
                 new.append(child)
             elif child.backup:  # not complete, and what is below it must not be before it

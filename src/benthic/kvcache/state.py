@@ -8,7 +8,7 @@ from benthic.kvcache.commands import Command, Stream
 from benthic.kvcache.errors import InvariantError
 from benthic.kvcache.lanes import Lanes
 from benthic.kvcache.operations import InFlight
-from benthic.kvcache.planner import plan_eviction
+from benthic.kvcache.planner import Holding, plan_eviction
 from benthic.kvcache.tree import MAX_NODE_PAGES, RadixTree
 
 WRITE_THROUGH, WRITE_THROUGH_SELECTIVE, WRITE_BACK = "write_through", "write_through_selective", "write_back"
@@ -98,28 +98,39 @@ class CoreState:
         self.counters.evicted_l1 += num_pages
         return num_pages
 
-    def reserve_l2(self, first: int, num_pages: int, counts: Sequence[int]) -> tuple[int, ...] | None:
+    def reserve_l2(
+        self, first: int, num_pages: int, counts: Sequence[int], keep: Holding | None = None
+    ) -> tuple[int, ...] | None:
         """Frames for the pages `first …`, evicting by plan; None, with nothing changed, if there are too few.
 
         A plan looks at every leaf of L2, so it makes room for what the next ones will ask as well: a 64th of each lane.
-        Callers lock what must not be evicted first.
+        Neither `keep` nor what is above it is evicted.
         """
-        tree = self.tree
-        short = [max(0, need - free) for need, free in zip(counts, self.l2.free(), strict=True)]
-        if any(short):
-            if any(lack > evictable for lack, evictable in zip(short, tree.l2.evictable, strict=True)):
+        if any(need > free for need, free in zip(counts, self.l2.free(), strict=True)):
+            if keep is not None:
+                self.tree.l2.lock(keep)
+            has_room = self._evict_l2(counts)
+            if keep is not None:
+                self.tree.l2.unlock(keep)
+            if not has_room:
                 return None
-            ahead = self.config.l2_frames // 64
-            lacks = [max(0, need + ahead - free) for need, free in zip(counts, self.l2.free(), strict=True)]
-            deficits = [min(lack, evictable) for lack, evictable in zip(lacks, tree.l2.evictable, strict=True)]
-            plan = plan_eviction(list(tree.l2.leaves.values()), deficits)
-            if any(plan.remaining):
-                raise InvariantError(f"{deficits} frames were evictable, the planner left {plan.remaining} open")
-            for victim in plan.victims:
-                node = tree.nodes[victim]
-                self.l2.release(node.first, tree.l2_remove(node))
-            self.counters.evicted_l2 += sum(plan.planned_freed)
         return tuple(self.l2.reserve(first, num_pages))
+
+    def _evict_l2(self, counts: Sequence[int]) -> bool:
+        """Make room for so many frames a lane, and ahead; False, with nothing changed, if that can't be."""
+        tree, ahead = self.tree, self.config.l2_frames // 64
+        lanes = list(zip(counts, self.l2.free(), tree.l2.evictable, strict=True))
+        if any(need > free + evictable for need, free, evictable in lanes):
+            return False
+        deficits = [min(max(0, need + ahead - free), evictable) for need, free, evictable in lanes]
+        plan = plan_eviction(list(tree.l2.leaves.values()), deficits)
+        if any(plan.remaining):
+            raise InvariantError(f"{deficits} frames were evictable, the planner left {plan.remaining} open")
+        for victim in plan.victims:
+            node = tree.nodes[victim]
+            self.l2.release(node.first, tree.l2_remove(node))
+        self.counters.evicted_l2 += sum(plan.planned_freed)
+        return True
 
     def in_stream(self, stream: Stream) -> bool:
         """Whether the stream has operations in flight."""

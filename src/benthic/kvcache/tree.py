@@ -162,9 +162,12 @@ class RadixTree:
         With `locks` 1 a use of `parent` in that tier goes over to the last of them. Raises InvariantError when a page
         is there already or the lists differ in length.
         """
-        pages = l1_pages if l1_pages is not None else l2_frames
+        into_l1 = l1_pages is not None
+        pages, held, tier = (l1_pages, parent.l1, self.l1) if into_l1 else (l2_frames, parent.l2, self.l2)
         if pages is None or len(hashes) != len(pages) or not hashes:
             raise InvariantError(f"{len(hashes)} hashes and {len(pages or ())} pages to insert below node {parent.id}")
+        if held is None:
+            raise InvariantError(f"nodes to insert below node {parent.id}, which the tier does not hold")
         by_hash = self._by_hash
         known = len(by_hash)
         node, first = parent, parent.end
@@ -173,11 +176,13 @@ class RadixTree:
             part = hashes[start : start + MAX_NODE_PAGES]
             above, node = node, Node(self.next_id, part, first + start, node)
             self.next_id += 1
-            if l1_pages is not None:
-                self.l1_attach(node, l1_pages[start : start + MAX_NODE_PAGES], tick, locks)
+            counts = self.counts_of(first + start, len(part))
+            held = tier.add(node.id, counts, held, pages[start : start + MAX_NODE_PAGES], tick, locks)
+            if into_l1:
+                node.l1 = held
             else:
-                assert l2_frames is not None
-                self.l2_attach(node, l2_frames[start : start + MAX_NODE_PAGES], tick, locks)
+                node.l2 = held
+            node.check()
             self.nodes[node.id] = node
             above.children[part[0]] = node
             for page_hash in part:
@@ -187,14 +192,14 @@ class RadixTree:
             raise InvariantError(f"a page to insert below node {parent.id} is in the tree already")
         return chain
 
-    def l1_attach(self, node: Node, pages: tuple[int, ...], tick: int, locks: int) -> None:
+    def l1_attach(self, node: Node, pages: tuple[int, ...], tick: int) -> None:
         """L1 holds the node from now on. Raises InvariantError unless it holds the parent and not yet the node."""
-        node.l1 = self._attach(self.l1, node, node.parent.l1 if node.parent else None, node.l1, pages, tick, locks)
+        node.l1 = self._attach(self.l1, node, node.parent.l1 if node.parent else None, node.l1, pages, tick)
         node.check()
 
-    def l2_attach(self, node: Node, frames: tuple[int, ...], tick: int, locks: int) -> None:
+    def l2_attach(self, node: Node, frames: tuple[int, ...], tick: int) -> None:
         """L2 holds the node from now on. Raises InvariantError unless it holds the parent and not yet the node."""
-        node.l2 = self._attach(self.l2, node, node.parent.l2 if node.parent else None, node.l2, frames, tick, locks)
+        node.l2 = self._attach(self.l2, node, node.parent.l2 if node.parent else None, node.l2, frames, tick)
         node.check()
 
     def _attach(
@@ -205,11 +210,10 @@ class RadixTree:
         now: Holding | None,
         pages: tuple[int, ...],
         tick: int,
-        locks: int,
     ) -> Holding:
         if above is None or now is not None:
             raise InvariantError(f"node {node.id}: the tier holds it already, or does not hold its parent")
-        return tier.add(node.id, self.counts_of(node.first, len(node.hashes)), above, pages, tick, locks)
+        return tier.add(node.id, self.counts_of(node.first, len(node.hashes)), above, pages, tick, 0)
 
     def split(self, node: Node, keep: int) -> Node:
         """Cut a node after its first `keep` pages (0 < keep < pages) and give the upper half, which is new.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from benthic.kvcache.commands import DONE, FAILED
-from tests.support.disk_store import Driver, config_for
+from tests.support.disk_store import GEOMETRY, Driver, config_for, page_hash
 
 
 def test_pages_come_back_after_a_restart(tmp_path: Path) -> None:
@@ -77,6 +77,29 @@ def test_all_ranks_of_one_owner_keep_their_own_copy(tmp_path: Path) -> None:
     assert driver.spill(range(6)) == DONE
     assert driver.reload(range(6), frame=20) == 6
     assert driver.store.stats().spilled_pages == 6
+    driver.close()
+
+
+def test_after_a_change_of_ranks_pages_are_found_in_any_file_and_move_to_their_owners(tmp_path: Path) -> None:
+    config = config_for(tmp_path, 200)
+    driver = Driver(config)
+    assert driver.spill(range(20)) == DONE
+    slots = {page: driver.floor.live[page_hash(page)].slot for page in range(20)}
+    driver.close()
+    driver = Driver(config, rank=1, num_ranks=2, num_owners=2, look_elsewhere=True)
+    assert driver.lookup(range(20)) == 20
+    assert driver.wait([driver.begin_reload(range(20), frame=40)]) == [21]
+    assert all(driver.frames.holds(40 + page, page) for page in range(1, 20, 2))
+    assert driver.spill(range(10)) == DONE  # not in its own file: written there
+    assert (driver.store.stats().spilled_pages, driver.store.stats().duplicate_pages) == (5, 0)
+    with next(tmp_path.rglob("slab-0.dat")).open("r+b") as file:  # the other owner reuses its slots
+        for page in range(20):
+            file.seek(slots[page] * GEOMETRY.slot_bytes)
+            file.write(bytes(GEOMETRY.slot_bytes))
+    assert driver.wait([driver.begin_reload(range(20), frame=40)]) == [1 + 11]
+    assert driver.lookup(range(20)) == 11  # a stale copied entry is a miss and forgotten
+    assert all(driver.frames.holds(40 + page, page) for page in range(1, 10, 2))
+    assert driver.store.stats().slots_retired == 0
     driver.close()
 
 

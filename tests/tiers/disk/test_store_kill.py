@@ -26,18 +26,22 @@ class _Expectation:
         self.order: dict[int, int] = {}  # page → number of its acknowledgement
         self.uncertain: set[int] = set()  # used again since: how old the disk thinks they are is unknown
         self._number = 0
+        self._there: set[int] = set()  # on the disk at the last start, acknowledged or not
 
     def hear(self, line: str) -> None:
         event, *words = line.split()
         if event == "clearing":
             self.order.clear()  # a clear in progress may have happened
             self.uncertain.clear()
+            self._there.clear()
         for page in map(int, words):
             if page in self.order:
                 self.uncertain.add(page)
             elif event == "durable":
                 self._number += 1
                 self.order[page] = self._number
+                if page in self._there:  # an earlier run has written it, and died before it could say so
+                    self.uncertain.add(page)
 
     def check(self, found: set[int]) -> None:
         """What is missing was collected, so what is left is newer, and the slab is about as full as it may be."""
@@ -51,6 +55,7 @@ class _Expectation:
         for page in missing:
             del self.order[page]
             self.uncertain.discard(page)
+        self._there = found
 
 
 def _run_and_kill(folder: Path, seed: int, after_s: float) -> list[str]:
