@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import httpx
 import psutil
@@ -65,6 +66,7 @@ def test_memory_does_not_grow_with_the_number_of_requests(total: int):
             asyncio.run(send(server, done, count))
             done += count
             server.wait_quiet()
+            time.sleep(12)  # an idle engine gives back what malloc holds free
             marks.append(measure(server))
         for first, last in zip(marks[0], marks[-1], strict=True):
             slope = (last["bytes"] - first["bytes"]) / (total * 0.8)

@@ -34,6 +34,7 @@ from benthic.runner.interface import PendingStep, Runner
 MAX_OUTSTANDING = 2
 SLOW_TICK_S = 0.1
 MAX_STILL_TICKS = 1000
+NOT_EMPTIED = "the index can't be written; its pages are not found any more, their slots are freed when it can"
 EAGER_S, PATIENT_S = 0.001, 0.005  # between ticks with nothing to compute: copies, or only slow disk operations
 
 
@@ -80,6 +81,11 @@ class EngineCore:
     def computing(self) -> bool:
         """Whether a request is not over, or a step outstanding; copies and spills may go on without."""
         return not self.scheduler.idle or bool(self._outstanding)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a stop has something to wait for: answers, or pages on their way down; not reads."""
+        return self.computing or self.scheduler.core.writing_down
 
     @property
     def pause_s(self) -> float:
@@ -170,7 +176,7 @@ class EngineCore:
             done.token,
             done.dropped | {"l3": max(0, before - kept)},
             done.kept | {"l3": kept},
-            f"rank {self.workers.rank}: {done.message}" if done.message else "",
+            f"rank {self.workers.rank}: {done.message or NOT_EMPTIED}" if done.message or kept else "",
         )
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -290,12 +296,15 @@ class EngineCore:
         if self.scheduler.requests:
             self.tick([Abort(tuple(self.scheduler.requests))])
 
-    def close(self, finish_by_s: float = 0.0) -> None:
-        """Wait for what the device still runs and let everything go; the disk may take so many seconds."""
+    def close(self, finish_by_s: float = 0.0) -> bool:
+        """Wait for what the device still runs and let everything go; the disk may take so many seconds.
+
+        False: a disk hangs, and threads that may still write to it are left behind.
+        """
         while self._outstanding:
             self._outstanding.popleft()[1].result()
         self.runner.close()
-        self.workers.close(finish_by_s)
+        return self.workers.close(finish_by_s)
 
 
 def build_core(limits: SchedulerLimits, l1_pages: int, num_owners: int = 1) -> CacheCore:

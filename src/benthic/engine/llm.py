@@ -182,11 +182,11 @@ class LLM:
             return
         self._closed = True
         until = time.monotonic() + finish_by_s
-        while not self._engine.idle and time.monotonic() < until:
+        while self._engine.unfinished and time.monotonic() < until:
             self._engine.tick([])
             time.sleep(self._engine.pause_s)
-        self._engine.close(max(0.0, until - time.monotonic()))
-        self._unlock()
+        if self._engine.close(max(0.0, until - time.monotonic())):
+            self._unlock()  # else a thread that hangs may still write there: the lock goes with the process
 
     def _unlock(self) -> None:
         if self._lock is not None:

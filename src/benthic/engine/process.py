@@ -155,7 +155,7 @@ def _stop(engine: "EngineCore", link: Link, pulse: Pulse) -> None:
     """End what runs, let pending spills become durable while the time lasts, and say how it went."""
     engine.cut_off()
     last_stats = 0.0
-    while not engine.idle and time.monotonic() < engine.finish_by:
+    while engine.unfinished and time.monotonic() < engine.finish_by:
         _turn(engine, link.receive(int(engine.pause_s * 1000)), link, pulse)
         if (now := time.monotonic()) - last_stats >= STATS_EVERY_S:
             last_stats = now

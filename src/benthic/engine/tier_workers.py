@@ -36,7 +36,7 @@ class Disk(Protocol):
     def stats(self) -> DiskStats: ...
     @property
     def us_per_page_read(self) -> int: ...
-    def close(self, finish_by_s: float) -> None: ...
+    def close(self, finish_by_s: float) -> bool: ...
 
 
 class HasCompletion(Protocol):
@@ -133,11 +133,16 @@ class TierWorkers:
         """The disk's recent time a page; 0: nothing read yet."""
         return 0 if self._disk is None else self._disk.us_per_page_read
 
-    def close(self, finish_by_s: float = 0.0) -> None:
-        """End the threads; the disk may take so long to make durable what it was given. The runner is closed before."""
+    def close(self, finish_by_s: float = 0.0) -> bool:
+        """End the threads; the disk may take so long to make durable what it was given. The runner is closed before.
+
+        False: a disk hangs, and its threads with it.
+        """
+        ended = True
         if self._copies is not None:
             self._copies.close()
         if self._disk is not None:
-            self._disk.close(finish_by_s)
+            ended = self._disk.close(finish_by_s)
         if self._slabs is not None:
             self._slabs.close()
+        return ended

@@ -60,6 +60,7 @@ def open_tiers(
     """
     if not config.l2_bytes:
         return LowerTiers(0, 0, None, None, layout, (Derived("L2, L3", "none", "no --l2-size"),))
+    assert num_owners == 1, "with several ranks one prepares the floor and makes the slabs, and all map them"
     frames = _frames_per_lane(config, layout, num_owners)
     staging = _staging_frames(config, layout, num_owners)
     geometry = SlabGeometry(

@@ -123,6 +123,12 @@ class CacheCore:
         return bool(self.state.ops.ops or self.spills.working or self.reloads.holds or self.flushes.waiting)
 
     @property
+    def writing_down(self) -> bool:
+        """Whether pages are on their way to L2 or to disk."""
+        down = (Stream.BACKUP, Stream.GATHER, Stream.DURABLE)
+        return self.spills.working or any(self.state.in_stream(stream) for stream in down)
+
+    @property
     def copying(self) -> bool:
         """Whether copies are in flight, which keep pages of L1 from being evicted until they settle."""
         return self.state.in_stream(Stream.BACKUP) or self.state.in_stream(Stream.LOADBACK)

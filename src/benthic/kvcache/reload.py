@@ -17,6 +17,7 @@ from benthic.kvcache.operations import Operation
 from benthic.kvcache.state import CoreState
 from benthic.kvcache.tree import Node
 
+MOST_PAGE_US = 100_000  # … and at most this: a rate measured across a hang is none
 LEAST_PAGE_US = 1_000  # a deadline allows at least this for a page, and twice the measured rate
 
 
@@ -338,7 +339,7 @@ class Reloads:
 
     def _deadline_us(self, num_pages: int) -> int:
         s = self.state
-        return s.config.reload_timeout_us + num_pages * max(LEAST_PAGE_US, 2 * s.read_us_per_page)
+        return s.config.reload_timeout_us + num_pages * min(MOST_PAGE_US, max(LEAST_PAGE_US, 2 * s.read_us_per_page))
 
     def _slower_than_computing(self, num_pages: int) -> bool:
         s = self.state

@@ -96,7 +96,8 @@ class EngineProcess:
         self.hang_up()
         self.kill()
         if self._child is not None:
-            self._child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a disk holds it: it ends, and unlocks, by itself
+                self._child.wait(timeout=5)
         for socket in (self.push, self.pull):
             socket.close(linger=0)
         self._context.term()

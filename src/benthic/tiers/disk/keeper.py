@@ -105,6 +105,7 @@ class Keeper:
             try:
                 if message is not None:
                     self._refuse(message) if self.broken else self._handle(message)
+                message = None  # answered for: an error below is not its own
                 if not self.broken:
                     self._keep_time()
             except Exception as error:  # the thread must go on: whoever waits for it would wait for ever
@@ -311,6 +312,7 @@ class Keeper:
             self.ledger.clear()
         except OSError as error:
             self._note_error("index commit of a clear", error)
+            self.ledger.leave_all()  # never found again; their slots are free when the index can be written
         self._parts.outbox.answer(clear.op, DONE)
 
     # --- time

@@ -194,7 +194,7 @@ class Ledger:
         self._free_leaving()
 
     def clear(self) -> None:
-        """Empty the index durably, then the rest; no write may be under way. Raises OSError: nothing has changed."""
+        """Empty the index durably, then the rest; no write may be under way. OSError: the books are as before."""
         self._index.clear()
         self.num_commits += 1
         for entry in self._pages.values():
@@ -204,6 +204,13 @@ class Ledger:
         self._pages.clear()
         self._foreign.clear()
         self._unsaved.clear()
+        self._order = AgeOrder()
+
+    def leave_all(self) -> None:
+        """Forget every page at once; the index and the slots follow with the next commit that succeeds."""
+        for page, entry in list(self._pages.items()):
+            self._leave(page, entry)
+        self._foreign.clear()
         self._order = AgeOrder()
 
     def check(self) -> None:

@@ -138,7 +138,11 @@ class SlabFile:
             return self._go_buffered(error)
         if self.num_slots:
             self._fd = fd
-            self.read_header(0, aligned_buffer(PAGE))  # some filesystems refuse only the transfer: learn it now
+            try:
+                self.read_header(0, aligned_buffer(PAGE))  # some filesystems refuse only the transfer: learn it now
+            except OSError as error:
+                if error.errno != errno.EIO:  # a bad slot is a miss like any other
+                    raise
             return self._fd
         return fd
 

@@ -112,11 +112,13 @@ class DiskStore:
     def report_now(self, op: OpId) -> int:
         """A look-up's or reload's answer at its deadline: 1 + n by what is verified by now.
 
-        No read of it begins any more, and `poll` does not bring it again. Raises KeyError for an operation whose answer
-        `poll` has brought already.
+        No read of it begins any more, and `poll` does not bring it again.
         """
         settled = self.reads.settle_now(op)
-        answered = self._outbox.revoke(op)
+        try:
+            answered = self._outbox.revoke(op)
+        except KeyError:  # its thread stands between taking it off and answering: too late for this tick
+            answered = None
         nothing = self._nothing.pop(op, 1)
         if settled is not None:
             return settled
@@ -157,13 +159,14 @@ class DiskStore:
         """Recent time a page while reading, in microseconds; 0: nothing read yet."""
         return self._counts.us_per_page_read
 
-    def close(self, finish_by_s: float) -> None:
+    def close(self, finish_by_s: float) -> bool:
         """Make durable what was submitted, save the ages and close, within `finish_by_s` seconds from now.
 
-        Reads that wait are dropped. What a hanging disk keeps from ending is left behind, with a line in the log.
+        Reads that wait are dropped. What a hanging disk keeps from ending is left behind, with a line in the log; then
+        the answer is False, and the folder must stay locked until the process ends.
         """
         if self._stopping.is_set():
-            return
+            return True
         self._stopping.set()
         until = time.monotonic() + finish_by_s
         self.reads.close()
@@ -171,6 +174,7 @@ class DiskStore:
         until += _LINGER_S
         self._join("keeper", until)
         self._drop_writes()
+        until = min(until, time.monotonic() + _LINGER_S)  # what hangs now is worth no more time
         for _ in range(self._num_writers):
             self._writes.put(None)
         self._syncs.put(None)
@@ -183,6 +187,7 @@ class DiskStore:
             logger.warning("%s: not closed, the disk keeps these waiting: %s", self.slab.path, ", ".join(hanging))
         else:
             self._floor.close()
+        return not hanging
 
     def check(self) -> None:
         """The books agree: map, pool, order of collecting, staging. For a store that is closed. Raises ValueError."""

@@ -7,6 +7,7 @@ So a page is rows of `slice` bytes with two pitches, which `cudaMemcpy2DAsync` c
 reaches a quarter of it, and kernels that store to host memory slow a running decode to half.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -146,9 +147,14 @@ class CudaMover:
     ) -> Mark:
         direction.wait(after)
         mark = after
-        for start in range(0, len(pages), CHUNK_PAGES):
-            chunk = slice(start, start + CHUNK_PAGES)
-            mark = direction.mark(self._queue(direction, pages[chunk], frames[chunk], layers))
+        try:
+            for start in range(0, len(pages), CHUNK_PAGES):
+                chunk = slice(start, start + CHUNK_PAGES)
+                mark = direction.mark(self._queue(direction, pages[chunk], frames[chunk], layers))
+        except BaseException:
+            with contextlib.suppress(Exception):  # what was queued must be over before the frames are free
+                self._runtime.synchronize(self._runtime.record(direction.stream))
+            raise
         return mark
 
     def _queue(self, direction: _Direction, pages: Sequence[int], frames: Sequence[int], layers: range) -> int:
