@@ -1,5 +1,6 @@
 """The disk store on real files: what goes in comes out, over restarts, collections and clears."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -266,10 +267,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_leaks(self) -> None:
-        stats = self.driver.store.stats()
-        assert stats.staging_used == 0
-        assert stats.slots_used == len(self.ages)
-        assert sum(stats.read_failures.values()) == 0
+        until = time.monotonic() + 10  # threads tidy up behind their answers
+        while time.monotonic() < until:
+            stats = self.driver.store.stats()
+            if (stats.staging_used, stats.slots_used) == (0, len(self.ages)):
+                break
+            time.sleep(0.001)
+        assert (stats.staging_used, stats.slots_used) == (0, len(self.ages))
+        failures = {kind: count for kind, count in stats.read_failures.items() if count and kind != "overtaken"}
+        assert not failures  # a page that was collected while its header was checked is no failure
 
     def teardown(self) -> None:
         self.driver.close()
