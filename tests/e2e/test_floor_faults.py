@@ -163,6 +163,10 @@ def test_errors_of_reads_are_misses_and_of_writes_end_the_writing(
     assert server.disk()["read_failures"]["io"] >= 1
     rules.set()
     assert server.ask(known[0]).text == right(known[0])
+    # behind the start all headers are read: of an old page the errors may have cost more than what was asked for
+    fresh = right.prompts(1, 300, seed=38)[0]
+    assert server.ask(fresh).text == right(fresh)
+    server.wait_settled()
 
     rules.set(Rule(name="pwritev", path=SLAB, errno="EIO"))
     for prompt in right.prompts(12, 300, seed=36):
@@ -175,13 +179,14 @@ def test_errors_of_reads_are_misses_and_of_writes_end_the_writing(
     server.wait_settled()
     assert metric(server, "l3_out_of_service") == 1
     assert metric(server, "l3_read_failures_total") >= 1
-    answer = server.ask(known[-1])  # reads go on
-    assert (answer.text, answer.l3) == (right(known[-1]), whole_pages(known[-1]))
+    assert server.post("/cache/flush", {"tiers": ["l1", "l2"]}).status_code == 200
+    answer = server.ask(fresh)  # reads go on
+    assert (answer.text, answer.l3) == (right(fresh), whole_pages(fresh))
     server.wait_settled()
     assert server.stop() == 0
 
     again = start(*floor_flags(floor, l3_slots=FILLED_SLOTS))
-    assert again.ask(known[-1]).l3 == whole_pages(known[-1])
+    assert again.ask(fresh).l3 == whole_pages(fresh)
     assert again.stop() == 0
     assert_whole(floor)
 
