@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from benthic.attention.choice import choose
-from benthic.attention.interface import AttentionSpec
+from benthic.attention.interface import AttentionBackend, AttentionSpec
 from benthic.common.errors import ConfigError
 from benthic.common.units import format_size
 from benthic.config import EngineConfig
@@ -66,6 +66,33 @@ def assemble(
     namespace = model_namespace(checkpoint, weights_dtype=dtype, kv_dtype=dtype, page_size=config.cache.page_size)
     layout = FrameLayout((PayloadLayout("target_kv", shape.num_layers, page // shape.num_layers),))
     tiers = open_tiers(config.cache, layout, namespace, device, progress, disk_io=disk_io)
+    try:
+        runner, kv, sizes = _load(config, checkpoint, backend, device, dtype, namespace.digest, page, progress)
+        workers = start_workers(tiers, config.cache, {"target_kv": kv})
+    except BaseException:
+        tiers.close()  # a caller that goes on, with less L1 say, must find memory and files free
+        raise
+    head = (
+        Derived("--device", str(device), device_reason),
+        Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
+        *_runner_rows(config, runner, backend.name, device),
+        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
+    )
+    return _engine(config, sizes, tiers, runner, workers), _ready(runner.info, config, sizes, head, tiers.rows)
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    backend: type[AttentionBackend],
+    device: torch.device,
+    dtype: torch.dtype,
+    namespace: bytes,
+    page: int,
+    progress: Progress,
+) -> tuple[ModelRunner, torch.Tensor, Sizes]:
+    """Weights, the L1 pool and a runner that has warmed up; `page` in bytes."""
+    shape = checkpoint.config
     model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
     sizes = derive(config, _machine(device, page, shape.max_position))
     kv = allocate_pool(
@@ -93,7 +120,7 @@ def assemble(
         hidden_size=shape.hidden_size,
         max_position=shape.max_position,
         eos_token_ids=shape.eos_token_ids,
-        namespace=namespace.digest,
+        namespace=namespace,
     )
     runner = ModelRunner(
         model=model,
@@ -108,14 +135,7 @@ def assemble(
         info=info,
     )
     runner.warmup(progress)
-    head = (
-        Derived("--device", str(device), device_reason),
-        Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
-        *_runner_rows(config, runner, backend.name, device),
-        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
-    )
-    workers = start_workers(tiers, config.cache, {"target_kv": kv})
-    return _engine(config, sizes, tiers, runner, workers), _ready(info, config, sizes, head, tiers.rows)
+    return runner, kv, sizes
 
 
 def _engine(

@@ -12,11 +12,12 @@ import numpy as np
 
 from benthic.common.layout import ceil_div
 from benthic.engine.events import Events
+from benthic.engine.flushes import Flushes
 from benthic.engine.plan import PrefillChunk, SchedulerLimits, StepPlan, StepResult, TickInput, Totals
 from benthic.engine.request import Request, State, request_from
 from benthic.engine.rows import Rows
 from benthic.kvcache import CacheCore, Found, InvariantError, OpId, extend
-from benthic.messages import Finished, FinishReason, FlushCache, FlushDone, Prefilled
+from benthic.messages import Finished, FinishReason, Prefilled
 
 
 def _order(request: Request) -> tuple[int, int]:
@@ -37,7 +38,7 @@ class Scheduler:
         self.prefilling: list[Request] = []  # sorted by `order`
         self.totals = Totals()
         self._arrivals = 0
-        self._flushes: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # by token: what waits for L3's part
+        self._flushes = Flushes(core)
 
     # --- the tick -----------------------------------------------------------------------------------------------------
 
@@ -65,8 +66,8 @@ class Scheduler:
             if (gone := self.requests.get(request_id)) is not None:
                 self._finish(gone, "abort", events)
         for flush in inputs.flushes:
-            self._flush(flush, events)
-        self._answer_flushes(events)
+            self._flushes.ask(flush, events)
+        self._flushes.answer(events)
         self._settle_held()
         self._settle_draining()
         if self.limits.queue_timeout_us:
@@ -120,7 +121,7 @@ class Scheduler:
         """Nothing waits, runs or drains."""
         return not self.requests
 
-    # --- held requests and flushes ------------------------------------------------------------------------------------
+    # --- held requests ------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: Request) -> None:
         """Held if the disk may have what the tree lacks, else waiting."""
@@ -143,20 +144,6 @@ class Scheduler:
         if request.hold is not None:
             self.core.release(request.hold)
             request.hold = None
-
-    def _flush(self, flush: FlushCache, events: Events) -> None:
-        done = self.core.flush(flush.tiers)
-        if "l3" in flush.tiers and self.core.config.disk:
-            self._flushes[flush.token] = (done.dropped, done.kept)
-            self.core.flush_disk(flush.token)
-        else:
-            events.flushed.append(FlushDone(flush.token, done.dropped, done.kept))
-
-    def _answer_flushes(self, events: Events) -> None:
-        for done in self.core.flushes.take_done():
-            dropped, kept = self._flushes.pop(done.token)
-            message = "L3 is not empty yet: transfers are still under way; it will be as soon as they end"
-            events.flushed.append(FlushDone(done.token, dropped, kept, message if done.late else ""))
 
     # --- results ------------------------------------------------------------------------------------------------------
 

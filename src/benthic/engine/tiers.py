@@ -42,6 +42,13 @@ class LowerTiers:
     layout: FrameLayout
     rows: tuple[Derived, ...]
 
+    def close(self) -> None:
+        """Give memory and files back where no workers have been started on them."""
+        if self.floor is not None:
+            self.floor.close()
+        if self.slabs is not None:
+            self.slabs.close()
+
 
 def open_tiers(
     config: CacheConfig,
