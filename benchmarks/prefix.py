@@ -5,13 +5,12 @@ round sends a new prefix cold, then the same prefix with another ending; the usa
 whole pages were found.
 """
 
-import json
 import random
-import time
 
 import httpx
 
 from benchmarks.common import Timing, arguments, report
+from benchmarks.server import first_token as stream
 from benchmarks.server import serve
 
 PREFIX_TOKENS = 2048
@@ -20,24 +19,8 @@ ENDING_TOKENS = 16
 
 def first_token(client: httpx.Client, model: str, ids: list[int]) -> tuple[float, int]:
     """(seconds to the first streamed token, cached tokens) of one request."""
-    body = {
-        "model": model, "prompt": ids, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "stream": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    first, cached = 0.0, -1
-    start = time.perf_counter()
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if not first and event["choices"]:
-                first = time.perf_counter() - start
-            if event.get("usage"):
-                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert first, "the stream ended without a token"
-    return first, cached
+    got = stream(client, model, ids, max_tokens=2)
+    return got.seconds, got.details["cached_tokens"]
 
 
 def main() -> None:

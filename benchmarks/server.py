@@ -1,5 +1,6 @@
 """A real server for benchmarks: `benthic serve` on a free port, ended in order."""
 
+import json
 import re
 import signal
 import subprocess
@@ -7,10 +8,45 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 READY_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What a streamed request brought: seconds to its first token, the usage's prompt details, the whole text."""
+
+    seconds: float
+    details: dict[str, Any]
+    text: str
+
+
+def first_token(client: httpx.Client, model: str, ids: list[int], max_tokens: int = 1) -> FirstToken:
+    """Stream one greedy request. Raises AssertionError for a stream without a token."""
+    body = {
+        "model": model, "prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    first, text = 0.0, ""
+    details: dict[str, Any] = {}
+    start = time.perf_counter()
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if event["choices"]:
+                first = first or time.perf_counter() - start
+                text += event["choices"][0]["text"]
+            if event.get("usage"):
+                details = event["usage"]["prompt_tokens_details"]
+    assert first, "the stream ended without a token"
+    return FirstToken(first, details, text)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ same each time.
 """
 
 import contextlib
-import json
 import random
 import shutil
 import statistics
@@ -20,6 +19,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.common import Timing, arguments, report
+from benchmarks.server import first_token as stream
 from benchmarks.server import serve
 from benthic.engine.llm import LLM
 
@@ -29,26 +29,8 @@ SETTLE_S = 30.0
 
 def first_token(client: httpx.Client, ids: list[int]) -> tuple[float, dict[str, int], str]:
     """(seconds to the first streamed token, cached tokens by tier, the text) of one request."""
-    model = client.get("/v1/models").json()["data"][0]["id"]
-    body = {
-        "model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "stream": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    first, text = 0.0, ""
-    cached: dict[str, int] = {}
-    start = time.perf_counter()
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if event["choices"]:
-                first = first or time.perf_counter() - start
-                text += event["choices"][0]["text"]
-            if event.get("usage"):
-                cached = event["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
-    return first, cached, text
+    got = stream(client, client.get("/v1/models").json()["data"][0]["id"], ids)
+    return got.seconds, got.details["cached_tokens_by_tier"], got.text
 
 
 def wait_durable(client: httpx.Client) -> None:
