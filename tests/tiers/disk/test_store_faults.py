@@ -181,6 +181,32 @@ def test_a_slab_cut_short_before_the_start_gives_misses(tmp_path: Path) -> None:
     driver.close()
 
 
+def test_a_failed_sync_fails_all_that_was_written_by_then(tmp_path: Path) -> None:
+    disk, go_on, writes = FaultyDisk(), threading.Event(), []
+    syncs = iter([error(errno.EIO)])
+
+    def fault(call: Call) -> OSError | None:
+        if call.name == "pwritev" and call.path.name == "slab-0.dat":
+            writes.append(call.offset)
+        if call.name == "fdatasync" and call.path.name == "slab-0.dat" and (found := next(syncs, None)):
+            go_on.wait(30)
+            return found
+        return None
+
+    with _driver(tmp_path, disk) as driver:
+        disk.fault = fault
+        first = driver.begin_spill(range(4))
+        _wait_until(lambda: len(writes) == 4)
+        second = driver.begin_spill(range(10, 14))  # written while the sync of the first is under way
+        _wait_until(lambda: len(writes) == 8)
+        go_on.set()
+        assert driver.wait([first[1], second[1]]) == [FAILED, FAILED]  # though the next sync would have succeeded
+        assert driver.held(range(20)) == set()
+        assert driver.spill(range(10, 14)) == DONE
+        assert driver.store.stats().slots_used == 4
+        assert driver.reload(range(10, 14), frame=50) == 4
+
+
 @pytest.mark.parametrize(
     ("call", "number", "retired"),
     [

@@ -35,12 +35,13 @@ class StagedPage:
 
 @dataclass(slots=True, eq=False)
 class PageWrite:
-    """A page that has a slot, until it is durable or has failed. `age` and `waiters` are the keeper's."""
+    """A page that has a slot, until it is durable or has failed. The keeper's: all but `page` and `slot`."""
 
     page: StagedPage
     slot: int
     age: int
     waiters: list[SpillOp] = field(default_factory=list)
+    doubtful: bool = False  # a sync failed while it was under way
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,9 @@ class Keeper:
             self.ledger.give_up(write, spoiled=spoils_slot(error))
             self._settle(write, ok=False)
             return
+        if write.doubtful:
+            self._abandon([write])
+            return
         if not self._written:
             self._oldest_written_s = self._clock()
         self._written.append(write)
@@ -245,20 +248,32 @@ class Keeper:
         self._syncing = False
         if synced.error is not None:
             self._note_error("sync of the slab", synced.error)
-            for write in synced.group:
-                self.ledger.give_up(write, spoiled=False)
+            self._distrust(synced.group)
+            return
+        self._close_group_if_due()  # the next sync runs beside this commit
+        try:
+            self.ledger.commit(synced.group)
+        except OSError as error:
+            self._note_error("index commit of a group", error)
         else:
-            self._close_group_if_due()  # the next sync runs beside this commit
-            try:
-                self.ledger.commit(synced.group)
-            except OSError as error:
-                self._note_error("index commit of a group", error)
-            else:
-                self._parts.service.note_success()
-                self._parts.counts.add("spilled_pages", len(synced.group))
-                self._parts.counts.add("spilled_bytes", len(synced.group) * self._slot_bytes)
+            self._parts.service.note_success()
+            self._parts.counts.add("spilled_pages", len(synced.group))
+            self._parts.counts.add("spilled_bytes", len(synced.group) * self._slot_bytes)
         for write in synced.group:
             self._settle(write, ok=self.ledger.holds(write.page.hash))
+
+    def _distrust(self, group: Sequence[PageWrite]) -> None:
+        """A sync has failed. Linux reports that once and marks the pages clean, which may be any that was written by
+        then, so a later sync would vouch for bytes that never left: what is under way fails with the group."""
+        written, self._written = self._written, []
+        self._abandon([*group, *written])
+        for write in self._writing.values():
+            write.doubtful = True
+
+    def _abandon(self, writes: Sequence[PageWrite]) -> None:
+        for write in writes:
+            self.ledger.give_up(write, spoiled=False)
+            self._settle(write, ok=False)
 
     def _settle(self, write: PageWrite, *, ok: bool) -> None:
         del self._writing[write.page.hash]
