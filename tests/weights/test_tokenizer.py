@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benthic.common.errors import ModelError
-from benthic.weights.locate import BUILT_IN, Source, locate
+from benthic.weights.locate import BUILT_IN, TINY, Source, locate
 from benthic.weights.tokenizer import load_tokenizer
 from tests.support.gguf_files import write_vocabulary
 
@@ -57,6 +57,20 @@ def test_special_tokens_and_chat_template_of_the_built_in_model() -> None:
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant")
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True).endswith("user\nhi\nassistant\n")
+
+
+def test_the_tiny_model_tokenises_its_own_prompts() -> None:
+    source = locate(TINY)
+    tokenizer = load_tokenizer(source)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (None, 0, 0)
+    lines = (source.path / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    for entry in map(json.loads, lines[::10]):
+        text = tokenizer.apply_chat_template(entry["messages"], tokenize=False, add_generation_prompt=True)
+        assert text == f"[gMASK]<sop><|user|>{entry['messages'][0]['content']}<|assistant|>"
+        ids = tokenizer.encode(text)  # nothing is added in front: the template begins with what it needs
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+        assert (len(ids), ids[:3], ids[-1]) == (entry["prompt_tokens"], [2, 4, 7], 8)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == entry["messages"][0]["content"]
 
 
 def test_a_folder_gives_the_same_ids_and_template(tmp_path: Path) -> None:

@@ -182,14 +182,18 @@ def check_triton(torch: ModuleType | None) -> Row:
 
 
 def check_model() -> Row:
-    """The model that is served when none is named."""
-    from benthic.weights.locate import BUILT_IN, locate  # needs packages that may be what is missing
+    """The model that is served when none is named, and the others that come with Benthic."""
+    from benthic.weights.locate import BUILT_INS, locate  # needs packages that may be what is missing
 
+    found = []
     try:
-        path = locate(BUILT_IN).path
+        for name in BUILT_INS:
+            path = locate(name).path
+            files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+            found.append(f"{name}: {path.name}, {format_size(sum(file.stat().st_size for file in files))}")
     except ModelError as error:
-        return Row("built-in model", "not installed", "note", str(error))
-    return Row("built-in model", f"{BUILT_IN}: {path.name}, {format_size(path.stat().st_size)}")
+        return Row("built-in model", "; ".join((*found, "not installed")), "note", str(error))
+    return Row("built-in model", "; ".join(found))
 
 
 def own_cgroup(controller: str) -> list[Path]:

@@ -16,7 +16,10 @@ from benthic.config.options import merge
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MODEL_HELP = "Built-in name, GGUF file, checkpoint folder or Hugging Face hub id. Default: the built-in smollm2-135m."
+_MODEL_HELP = (
+    "Built-in name (smollm2-135m, benthic-tiny), GGUF file, checkpoint folder or Hugging Face hub id. "
+    "Default: smollm2-135m."
+)
 _CONFIG_HELP = "TOML or JSON file with options by name; flags win over it. E.g. --config benthic.toml"
 
 

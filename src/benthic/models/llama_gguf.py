@@ -46,6 +46,10 @@ class LlamaGGUFReader:
         """All tensors, by Hugging Face name where they have one."""
         return tuple(_hugging_face_name(name) for name in self._file.names())
 
+    def stored_names(self) -> tuple[str, ...]:
+        """The same."""
+        return self.names()
+
     def info(self, name: str) -> TensorInfo:
         """Under the file's own name. Raises ModelError."""
         return self._file.info(gguf_name(name))

@@ -48,6 +48,10 @@ class SafetensorsReader:
         """Names of all tensors."""
         return tuple(self._tensors)
 
+    def stored_names(self) -> tuple[str, ...]:
+        """The same."""
+        return self.names()
+
     def info(self, name: str) -> TensorInfo:
         """Type and shape of a tensor. Raises ModelError."""
         return self._stored(name).info

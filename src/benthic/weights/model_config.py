@@ -1,14 +1,30 @@
 """A model's shape and rope as one frozen value, from config.json or a GGUF file's metadata. Loads no torch."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from benthic.common.errors import ModelError
+from benthic.weights.dsa_config import DsaConfig
+from benthic.weights.dsa_from_hf import DSA_CLASSES, dsa_architecture, read_dsa
+from benthic.weights.fields import Fields, check_tokens_and_layers, given, read_json
 from benthic.weights.gguf import GGUFFile
 from benthic.weights.locate import Source
+from benthic.weights.quantization_config import check_no_modelopt_file, check_quantization
+from benthic.weights.rope_config import RopeConfig, read_rope
+
+__all__ = [
+    "DsaConfig",
+    "GenerationDefaults",
+    "LlamaConfig",
+    "ModelShape",
+    "RopeConfig",
+    "config_from_gguf",
+    "config_from_hf",
+    "read_config",
+    "read_generation_defaults",
+]
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 _ARCHITECTURES: dict[str, Architecture] = {
@@ -16,20 +32,6 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-_HUGE = 1 << 24  # no size of a config is larger: a vocabulary has less than 2**24 entries
-_ROPES = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary embedding, half-split order. The llama3 fields count only there."""
-
-    theta: float
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,16 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...] = ()
 
 
-def read_config(source: Source) -> LlamaConfig:
+ModelShape = LlamaConfig | DsaConfig
+
+
+def read_config(source: Source) -> ModelShape:
     """The model's config. Raises ModelError for an unknown architecture, or a missing or absurd field."""
     if source.kind == "gguf":
         return config_from_gguf(GGUFFile(source.path))
-    return config_from_hf(_read_json(source.path / "config.json"), source.path, _generation(source.path))
+    raw = read_json(source.path / "config.json")
+    check_no_modelopt_file(source.path)
+    return config_from_hf(raw, source.path, _generation(source.path))
 
 
 def read_generation_defaults(source: Source) -> GenerationDefaults:
@@ -80,9 +87,12 @@ def read_generation_defaults(source: Source) -> GenerationDefaults:
     config = read_config(source)
     if source.kind == "gguf":
         return GenerationDefaults(eos_token_ids=config.eos_token_ids)
-    given = _Fields(_generation(source.path), source.path / "generation_config.json")
+    raw = _generation(source.path)
+    given = Fields(raw, source.path / "generation_config.json")
+    temperature = given.optional_number("temperature", 0.0, 100.0)
     return GenerationDefaults(
-        temperature=given.optional_number("temperature", 0.0, 100.0),
+        # transformers' generate is greedy then, whatever the temperature
+        temperature=0.0 if raw.get("do_sample") is False else temperature,
         top_p=given.optional_number("top_p", 0.0, 1.0),
         top_k=given.optional_count("top_k", 0),
         min_p=given.optional_number("min_p", 0.0, 1.0),
@@ -91,9 +101,20 @@ def read_generation_defaults(source: Source) -> GenerationDefaults:
     )
 
 
-def config_from_hf(raw: Mapping[str, Any], folder: Path, generation: Mapping[str, Any] | None = None) -> LlamaConfig:
-    """The config out of a parsed config.json; `generation` (generation_config.json) has the last word on end tokens."""
-    fields = _Fields(raw, folder / "config.json")
+def config_from_hf(raw: Mapping[str, Any], folder: Path, generation: Mapping[str, Any] | None = None) -> ModelShape:
+    """The config out of a parsed config.json; `generation` (generation_config.json) has the last word on end tokens.
+
+    Raises ModelError for an unknown architecture or quantisation, or a field that is missing, absurd or unsupported.
+    """
+    fields = Fields(raw, folder / "config.json")
+    dsa = dsa_architecture(raw, fields)
+    eos_token_ids = Fields({**raw, **given(generation, "eos_token_id")}, fields.where).token_ids("eos_token_id")
+    config = read_dsa(dsa, fields, eos_token_ids) if dsa else _llama_from_hf(raw, fields, eos_token_ids)
+    check_quantization(fields)
+    return config
+
+
+def _llama_from_hf(raw: Mapping[str, Any], fields: Fields, eos_token_ids: tuple[int, ...]) -> LlamaConfig:
     architecture = _architecture(raw, fields)
     if raw.get("hidden_act", "silu") != "silu":
         raise fields.bad("hidden_act", "silu")
@@ -116,14 +137,14 @@ def config_from_hf(raw: Mapping[str, Any], folder: Path, generation: Mapping[str
         head_dim=fields.optional_count("head_dim", 1) or default_head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6, 0.0, 1.0),
         max_position=fields.count("max_position_embeddings"),
-        rope=_rope(raw, fields),
+        rope=read_rope(fields, ("default", "linear", "llama3"), 10000.0),
         qkv_bias=bias or architecture == "qwen2",
         output_bias=bias and architecture != "qwen2",
         mlp_bias=bool(raw.get("mlp_bias", False)) and architecture == "llama",
         qk_norm=architecture == "qwen3",
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         bos_token_id=fields.optional_count("bos_token_id", 0),
-        eos_token_ids=_Fields({**raw, **_given(generation, "eos_token_id")}, fields.where).token_ids("eos_token_id"),
+        eos_token_ids=eos_token_ids,
     )
     return _checked(config, fields)
 
@@ -138,7 +159,7 @@ def config_from_gguf(file: GGUFFile) -> LlamaConfig:
     architecture: Architecture = name
     prefix = f"{architecture}."
     raw = {key.removeprefix(prefix): file.get(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118 - a method
-    fields = _Fields(raw, file.path, prefix)
+    fields = Fields(raw, file.path, prefix)
     if raw.get("expert_count"):
         raise fields.bad("expert_count", "0: mixtures of experts in GGUF files are not supported")
     hidden, heads = fields.count("embedding_length"), fields.count("attention.head_count")
@@ -168,7 +189,7 @@ def config_from_gguf(file: GGUFFile) -> LlamaConfig:
         mlp_bias="blk.0.ffn_up.bias" in names,
         qk_norm="blk.0.attn_q_norm.weight" in names,
         tie_embeddings="output.weight" not in names,
-        bos_token_id=_Fields({"bos": file.get("tokenizer.ggml.bos_token_id")}, file.path).optional_count("bos", 0),
+        bos_token_id=Fields({"bos": file.get("tokenizer.ggml.bos_token_id")}, file.path).optional_count("bos", 0),
         eos_token_ids=_gguf_end_tokens(file),
     )
     return _checked(config, fields)
@@ -177,97 +198,22 @@ def config_from_gguf(file: GGUFFile) -> LlamaConfig:
 def _gguf_end_tokens(file: GGUFFile) -> tuple[int, ...]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     given = [file.get(key) for key in keys]
-    return _Fields({"eos": [i for i in dict.fromkeys(given) if i is not None]}, file.path).token_ids("eos")
+    return Fields({"eos": [i for i in dict.fromkeys(given) if i is not None]}, file.path).token_ids("eos")
 
 
-class _Fields:
-    """Typed access to a table; a wrong type or size raises ModelError with field, value and what was expected."""
-
-    def __init__(self, raw: Mapping[str, Any], where: Path, prefix: str = "") -> None:
-        self.raw, self.where, self._prefix = raw, where, prefix
-
-    def bad(self, key: str, expected: str) -> ModelError:
-        found = repr(self.raw[key])[:100] if key in self.raw else "nothing"
-        return ModelError(f"{self.where}: {self._prefix}{key}: expected {expected}, found {found}")
-
-    def count(self, key: str) -> int:
-        value = self.optional_count(key, 1)
-        if value is None:
-            raise self.bad(key, f"a whole number from 1 to {_HUGE}")
-        return value
-
-    def optional_count(self, key: str, least: int) -> int | None:
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _HUGE:
-            raise self.bad(key, f"a whole number from {least} to {_HUGE}")
-        return value
-
-    def number(self, key: str, default: float, least: float, most: float) -> float:
-        value = self.optional_number(key, least, most)
-        return default if value is None else value
-
-    def optional_number(self, key: str, least: float, most: float) -> float | None:
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self.bad(key, f"a number from {least:g} to {most:g}")
-        return float(value)
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        value = self.raw.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= _HUGE for i in ids):
-            raise self.bad(key, "a token id or a list of them")
-        return tuple(ids)
-
-
-def _architecture(raw: Mapping[str, Any], fields: _Fields) -> Architecture:
+def _architecture(raw: Mapping[str, Any], fields: Fields) -> Architecture:
     listed = raw.get("architectures")
     for name in listed if isinstance(listed, list) else ():
         if isinstance(name, str) and name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
+    kind = raw.get("model_type")
     raise ModelError(
-        f"{fields.where}: architecture {listed!r} is not supported; supported: {', '.join(_ARCHITECTURES)}"
+        f"{fields.where}: {'' if kind is None else f'model_type {kind!r}, '}architecture {listed!r} is not supported; "
+        f"supported: {', '.join((*_ARCHITECTURES, *DSA_CLASSES))}"
     )
 
 
-def _rope(raw: Mapping[str, Any], fields: _Fields) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise fields.bad("rope_parameters" if raw.get("rope_parameters") else "rope_scaling", "a table")
-    given = _Fields({**_given(raw, "rope_theta"), **scaling}, fields.where, "rope: ")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _ROPES:
-        raise ModelError(f"{fields.where}: rope type {kind!r} is not supported; supported: {', '.join(_ROPES)}")
-    for partial in (raw.get("partial_rotary_factor"), scaling.get("partial_rotary_factor")):
-        if partial not in (None, 1, 1.0):
-            raise ModelError(f"{fields.where}: partial_rotary_factor: expected 1, found {partial!r}")
-    theta = given.number("rope_theta", 10000.0, 1.0, 1e12)
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if given.raw.get("factor") is None:
-        raise given.bad("factor", f"a number, which rope type {kind} needs")
-    factor = given.number("factor", 1.0, 1.0, 1e6)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=factor)
-    low, high = given.number("low_freq_factor", 1.0, 1e-3, 1e6), given.number("high_freq_factor", 4.0, 1e-3, 1e6)
-    if high <= low:
-        raise given.bad("high_freq_factor", f"more than low_freq_factor, {low}")
-    return RopeConfig(
-        theta=theta,
-        kind="llama3",
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position=given.count("original_max_position_embeddings"),
-    )
-
-
-def _checked(config: LlamaConfig, fields: _Fields) -> LlamaConfig:
+def _checked(config: LlamaConfig, fields: Fields) -> LlamaConfig:
     def refuse(what: str) -> ModelError:
         return ModelError(f"{fields.where}: {what}")
 
@@ -275,11 +221,7 @@ def _checked(config: LlamaConfig, fields: _Fields) -> LlamaConfig:
         raise refuse(f"{config.num_heads} query heads can't share {config.num_kv_heads} key/value heads evenly")
     if config.head_dim % 2 or not 2 <= config.head_dim <= 1024:
         raise refuse(f"head_dim {config.head_dim}: expected an even number from 2 to 1024")
-    if config.num_layers > 4096:
-        raise refuse(f"{config.num_layers} layers: expected 4096 at most")
-    outside = [i for i in config.eos_token_ids if i >= config.vocab_size]
-    if outside:
-        raise refuse(f"end token {outside[0]}: expected an id below the vocabulary's size, {config.vocab_size}")
+    check_tokens_and_layers(fields.where, config.vocab_size, config.num_layers, config.eos_token_ids)
     return config
 
 
@@ -288,20 +230,6 @@ def _short(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _given(raw: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
-    return {key: raw[key]} if raw and raw.get(key) is not None else {}
-
-
 def _generation(folder: Path) -> Mapping[str, Any]:
     path = folder / "generation_config.json"
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: can't be read: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ModelError(f"{path}: expected a table, found {type(parsed).__name__}")
-    return parsed
+    return read_json(path) if path.is_file() else {}
