@@ -1,4 +1,4 @@
-"""Triton's interpreter on a machine without a GPU, with two of its faults mended."""
+"""Triton's interpreter on a machine without a GPU, with three of its faults mended."""
 
 import os
 import sys
@@ -40,5 +40,14 @@ def _mend() -> None:
         bits = handle.data.astype("uint32") << 16  # it keeps bfloat16 as integers and would multiply those
         return interpreter.TensorHandle(bits.view("float32"), tl.float32)
 
+    convert_float = interpreter._convert_float
+
+    def convert_float_or_e4m3(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source != tl.float32 or target != tl.float8e4nv:
+            return convert_float(data, source, target, rounding)
+        codes = torch.from_numpy(data.astype("float32")).to(torch.float8_e4m3fn)  # it loses carries and small values
+        return codes.view(torch.uint8).numpy()
+
+    interpreter._convert_float = convert_float_or_e4m3
     interpreter._patch_lang_tensor = patch_tensor_and_index
     interpreter.InterpreterBuilder.create_dot = create_dot_in_float32

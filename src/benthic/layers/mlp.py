@@ -1,8 +1,8 @@
 """The gated feed-forward block of Llama: down(silu(gate x) · up x)."""
 
 import torch
-import torch.nn.functional as F
 
+from benthic.kernels.silu_mul import silu_mul
 from benthic.layers.linear import Linear
 
 
@@ -17,5 +17,4 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.silu(gate).mul_(up))
+        return self._down(silu_mul(self._gate_up(x)))

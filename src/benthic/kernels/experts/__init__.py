@@ -1,0 +1,42 @@
+"""The routed experts' gated MLPs, summed with their weights."""
+
+import torch
+
+from benthic.kernels.choice import use_triton
+from benthic.kernels.experts.reference import experts_reference
+
+
+def experts(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] x[t]) * (up[e] x[t])), e = chosen[t, j] -> [T, D].
+
+    x [T, D], any row stride; chosen int32 [T, k], experts of a token all different; weights float32 [T, k]; gate_up
+    [X, 2W, D], gate rows first; down [X, D, W]; out like x, contiguous. Products in float32 sums, the activation
+    rounded to x's dtype, the sum over j in float32 in the order of the columns. A shared expert is one more: stacked
+    last, named in each token's last column with weight 1 (`moe_route(shared=True)`).
+    """
+    if (
+        chosen.shape != weights.shape
+        or chosen.shape[0] != x.shape[0]
+        or gate_up.shape != (down.shape[0], 2 * down.shape[2], x.shape[1])
+        or down.shape[1] != x.shape[1]
+        or (out is not None and (out.shape != x.shape or not out.is_contiguous()))
+    ):
+        raise ValueError(
+            f"experts: x {tuple(x.shape)}, chosen {tuple(chosen.shape)}, weights {tuple(weights.shape)}, gate_up "
+            f"{tuple(gate_up.shape)}, down {tuple(down.shape)} or out do not fit"
+        )
+    if use_triton(x):
+        from benthic.kernels.experts.kernel import experts_triton  # triton is optional
+
+        return experts_triton(x, chosen, weights, gate_up, down, out)
+    return experts_reference(x, chosen, weights, gate_up, down, out)
+
+
+__all__ = ["experts", "experts_reference"]

@@ -1,0 +1,31 @@
+"""`experts` in plain torch: the tokens of each expert that was chosen, one expert after another."""
+
+import torch
+
+
+def experts_reference(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `benthic.kernels.experts.experts`."""
+    tokens, k = chosen.shape
+    flat = chosen.reshape(-1).long()
+    order = flat.argsort(stable=True)
+    sizes = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    gathered = x.index_select(0, order // k)
+    partial = x.new_empty((tokens * k, x.shape[1]))  # in the order of (token, column), so that the sum's order is fixed
+    start = 0
+    for expert, size in enumerate(sizes):
+        if size == 0:
+            continue
+        rows = slice(start, start + size)
+        gate, up = (gathered[rows] @ gate_up[expert].T).chunk(2, -1)
+        activated = torch.nn.functional.silu(gate.float()) * up.float()
+        partial.index_copy_(0, order[rows], activated.to(x.dtype) @ down[expert].T)
+        start += size
+    summed = torch.bmm(weights.unsqueeze(1), partial.view(tokens, k, x.shape[1]).float()).squeeze(1)
+    return summed.to(x.dtype) if out is None else out.copy_(summed)

@@ -1,0 +1,148 @@
+"""`latent_decode` in Triton, in two stages.
+
+Stage one: a program takes one row, a block of its heads and one of SPLITS equal parts of the row's keys, and leaves a
+normalised partial result with its log-sum-exp (base 2). Stage two merges the parts. Nothing depends on the host.
+Limits: those of `latent_prefill`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from benthic.kernels.latent_prefill.kernel import (
+    attend_tiles,
+    count_selected,
+    load_rows,
+    pool_arguments,
+    size_constants,
+)
+from benthic.kernels.latent_tiles import LatentTiles, hopper_rows, num_latent_splits, sparse_tiles
+from benthic.kernels.tiles import next_power_of_two
+
+_LOG2_E = 1.4426950408889634
+
+
+# the table's width and where a batch's rows start change from step to step: no new compilation for their alignment
+@triton.jit(
+    do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["table_ptr", "lens_ptr", "selected_ptr"]
+)
+def _decode_kernel(
+    q_ptr, q_rope_ptr, codes_ptr, scales_ptr, rope_ptr, table_ptr, lens_ptr, selected_ptr, part_ptr, lse_ptr,
+    scale_log2, num_selected, stride_qt, stride_qh, stride_rt, stride_rh, stride, stride_scale, stride_rope,
+    stride_table, stride_selected, stride_pt, stride_ph, stride_ps,
+    HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
+    ROPE: tl.constexpr, BLOCK_P: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, SPARSE: tl.constexpr,
+    FP8: tl.constexpr, TURNED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # row * stride_table and row * stride_pt may pass 2**31
+    head = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    split = tl.program_id(2)
+    end = tl.load(lens_ptr + row)
+    selected = selected_ptr + row * stride_selected
+    if SPARSE:
+        end = count_selected(selected, tl.minimum(end, num_selected), BLOCK_K)
+    tiles = tl.cdiv(end, BLOCK_N)
+    per_split = tl.cdiv(tiles, SPLITS)
+    first = split * per_split
+    last = tl.minimum(first + per_split, tiles)
+    inside = head < HEADS
+    if first >= last:  # a short row leaves parts empty: their weight is 0, their result stays unwritten
+        tl.store(lse_ptr + (row * HEADS + head) * SPLITS + split, float("-inf"), mask=inside)
+        return
+    q = load_rows(q_ptr, row * stride_qt + head * stride_qh, RANK, inside, BLOCK_R)
+    q_rope = load_rows(q_rope_ptr, row * stride_rt + head * stride_rh, ROPE, inside, BLOCK_P)
+    acc, best, total = attend_tiles(
+        q, q_rope, codes_ptr, scales_ptr, rope_ptr, stride, stride_scale, stride_rope,
+        selected, table_ptr + row * stride_table, first, last, end, end, scale_log2,
+        RANK, BLOCK_R, ROPE, BLOCK_P, BLOCK_N, PAGE_SIZE, SPARSE, FP8, TURNED,
+    )  # fmt: skip
+    part_rows = row * stride_pt + head * stride_ph + split * stride_ps
+    dims = tl.arange(0, BLOCK_R)
+    kept = dims < RANK
+    if TURNED:
+        result = (acc / total[None, :]).to(part_ptr.dtype.element_ty)
+        tl.store(part_ptr + part_rows[None, :] + dims[:, None], result, mask=inside[None, :] & kept[:, None])
+    else:
+        result = (acc / total[:, None]).to(part_ptr.dtype.element_ty)
+        tl.store(part_ptr + part_rows[:, None] + dims[None, :], result, mask=inside[:, None] & kept[None, :])
+    if SPLITS > 1:
+        tl.store(lse_ptr + (row * HEADS + head) * SPLITS + split, best + tl.log2(total), mask=inside)
+
+
+@triton.jit
+def _merge_kernel(
+    part_ptr, lse_ptr, out_ptr, stride_ot, stride_oh, RANK: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    first = (row * tl.num_programs(1) + head) * SPLITS
+    lse = tl.load(lse_ptr + first + splits)
+    weights = tl.exp2(lse - tl.max(lse, 0))  # the first part is never empty, so the maximum is finite
+    written = (weights > 0)[:, None] & (dims < RANK)[None, :]  # an empty part's memory may hold NaN
+    parts = tl.load(part_ptr + (first + splits)[:, None] * RANK + dims[None, :], mask=written, other=0.0)
+    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out_ptr + row * stride_ot + head * stride_oh + dims, result.to(out_ptr.dtype.element_ty), mask=dims < RANK)
+
+
+def latent_decode_triton(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latents: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    selected: torch.Tensor | None,
+    max_seq_len: int,
+    scale: float,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    tiles: LatentTiles | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """See `benthic.kernels.latent_decode.latent_decode`; `tiles` and `splits` override the table (tuning, tests)."""
+    batch, num_heads, _ = q_latent.shape
+    if batch == 0:
+        return out
+    assert latents.stride(-1) == out.stride(-1) == seq_lens.stride(0) == 1, "last dimensions are contiguous"
+    q_latent = q_latent if q_latent.stride(-1) == 1 else q_latent.contiguous()
+    q_rope = q_rope if q_rope.stride(-1) == 1 else q_rope.contiguous()
+    page_table = page_table if page_table.stride(1) == 1 else page_table.contiguous()
+    sparse = selected is not None
+    entries = page_table if selected is None else selected if selected.stride(1) == 1 else selected.contiguous()
+    num_selected = entries.shape[1] if sparse else 1
+    rows = hopper_rows(num_heads, rank, q_rope.shape[2], latents) if sparse and tiles is None else None
+    tiles = tiles or sparse_tiles(num_heads, rank, q_latent.element_size(), q_latent.device)
+    blocks = triton.cdiv(num_heads, rows or tiles.rows)
+    max_keys = min(num_selected, max_seq_len) if sparse else max_seq_len
+    splits = splits or num_latent_splits(batch, blocks, max_keys, q_latent.device)
+    if splits == 1:
+        parts, lse, part_strides = out, out, (out.stride(0), out.stride(1), 0)
+    else:
+        parts = torch.empty((batch, num_heads, splits, rank), dtype=torch.float32, device=out.device)
+        lse = torch.empty((batch, num_heads, splits), dtype=torch.float32, device=out.device)
+        part_strides = (parts.stride(0), parts.stride(1), parts.stride(2))
+    if rows is not None:
+        from benthic.kernels.latent_hopper.decode.kernel import decode_selected  # wants Gluon; older Tritons lack it
+
+        decode_selected(
+            q_latent, q_rope, latents, page_table, seq_lens, entries, scale * _LOG2_E, parts, part_strides, lse,
+            splits=splits, rows=rows,
+        )  # fmt: skip
+    else:
+        views, strides = pool_arguments(latents, rank)
+        _decode_kernel[(batch, blocks, splits)](
+            q_latent, q_rope, *views, page_table, seq_lens, entries, parts, lse, scale * _LOG2_E, num_selected,
+            q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), *strides,
+            page_table.stride(0), entries.stride(0), *part_strides,
+            HEADS=num_heads, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, BLOCK_K=next_power_of_two(num_selected),
+            SPARSE=sparse, TURNED=tiles.turned, SPLITS=splits, **size_constants(rank, q_rope.shape[2], latents),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    if splits > 1:
+        block = min(128, next_power_of_two(rank))
+        _merge_kernel[(batch, num_heads, triton.cdiv(rank, block))](
+            parts, lse, out, out.stride(0), out.stride(1), RANK=rank, BLOCK=block, SPLITS=splits, num_warps=4
+        )
+    return out

@@ -1,0 +1,50 @@
+"""`row_linear` in Triton, by plain multiplications: no split sums, no atomics. Limit: contiguous last dimensions."""
+
+import torch
+import triton
+import triton.language as tl
+
+_SMALL = 4096  # rows of a weight up to which programs take one, so that there are enough of them
+
+
+@triton.jit
+def _row_kernel(
+    x_ptr, weight_ptr, out_ptr, stride_w,
+    N: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """ROWS outputs."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, DEPTH)
+    # past N: any row, its result is not stored; row * stride passes 2**31 in large vocabularies
+    rows = weight_ptr + tl.where(row < N, row, 0).to(tl.int64)[:, None] * stride_w + dims[None, :]
+    total = tl.zeros((ROWS, DEPTH), tl.float32)
+    for start in tl.static_range(0, D, DEPTH):  # unrolled: the next loads need not wait for the sums
+        if D % DEPTH == 0:
+            x = tl.load(x_ptr + start + dims)
+            weight = tl.load(rows + start)
+        else:
+            inside = start + dims < D
+            x = tl.load(x_ptr + start + dims, mask=inside, other=0.0)
+            weight = tl.load(rows + start, mask=inside[None, :], other=0.0)
+        total += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    tl.store(out_ptr + row, tl.sum(total, 1).to(out_ptr.dtype.element_ty), mask=row < N)
+
+
+def row_linear_triton(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """See `benthic.kernels.row_linear.row_linear`."""
+    outputs, size = weight.shape
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    if outputs == 0:
+        return out
+    assert x.stride(-1) == weight.stride(-1) == 1, "last dimensions are contiguous"
+    rows, depth, warps = tiles(outputs, x.element_size())
+    _row_kernel[(triton.cdiv(outputs, rows),)](
+        x, weight, out, weight.stride(0), N=outputs, D=size, ROWS=rows, DEPTH=depth, num_warps=warps
+    )
+    return out
+
+
+def tiles(outputs: int, element_bytes: int) -> tuple[int, int, int]:
+    """Rows of the weight, inputs at a time and warps of a program; on the device of kernels/tiles.py."""
+    rows = 1 if outputs <= _SMALL else 2
+    return rows, 1024 if element_bytes == 2 else 512, 2
