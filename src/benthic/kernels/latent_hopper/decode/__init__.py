@@ -1,0 +1,1 @@
+"""Decode: many short programs, in which the warps that multiply also gather."""

@@ -1,0 +1,1 @@
+"""How both kernels of `latent_hopper` find and fetch a tile of selected latents."""

@@ -1,0 +1,1 @@
+"""Prefill: long programs, with warps of their own for the gather."""
