@@ -9,6 +9,7 @@ from benthic.common.errors import ConfigError
 from benthic.common.units import format_size, parse_size
 from benthic.config import OPTIONS, options_from_mapping, read_config_file, resolve
 from benthic.config.options import merge
+from benthic.config.settings import BackendNames
 
 
 def test_defaults_are_complete_and_derive_nothing() -> None:
@@ -37,11 +38,28 @@ def test_defaults_are_complete_and_derive_nothing() -> None:
         ({"grace_s": -1.0}, "--grace-s"),
         ({"max_queue": 0}, "--max-queue 0"),
         ({"attention_backend": "magic"}, "--attention-backend magic"),
+        ({"attention_backend": "prefill=magic"}, "--attention-backend prefill= magic: must be one of torch, triton"),
+        ({"attention_backend": "verify=torch"}, "verify=torch: write one name, or prefill=NAME,decode=NAME"),
+        ({"attention_backend": "decode=torch,decode=torch"}, "at most once"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_would_do(options, words) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(options_from_mapping(options, "test"), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "prefill", "decode"),
+    [
+        (None, None, None),
+        ("torch", "torch", "torch"),
+        ("decode=triton", None, "triton"),
+        ("decode = triton , prefill = torch", "torch", "triton"),
+    ],
+)
+def test_a_backend_is_named_for_all_or_for_each_use(text: str | None, prefill: str | None, decode: str | None) -> None:
+    config = resolve(options_from_mapping({"attention_backend": text}, "test"), {})
+    assert config.engine.runner.attention_backend == BackendNames(prefill=prefill, decode=decode)
 
 
 def test_graph_batch_sizes_are_sorted_and_may_be_none() -> None:

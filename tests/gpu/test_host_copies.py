@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benthic.attention.choice import choose
 from benthic.forward import LayerHooks
 from benthic.kvcache.commands import DONE, FAILED, Completion
 from benthic.models.registry import load_model
@@ -30,9 +29,9 @@ LAYERS, PAGES, FRAMES, SLICE = 9, 64, 48, 4608
 LONG = 200_000_000  # cycles of the device: a tenth of a second
 FULL = FrameLayout(
     (
-        PayloadLayout("target_kv", LAYERS, SLICE),
-        PayloadLayout("index_k", LAYERS, 1056),
-        PayloadLayout("draft_kv", 1, SLICE, first_layer=LAYERS),
+        PayloadLayout("target_kv", tuple(range(LAYERS)), SLICE),
+        PayloadLayout("index_k", (0, 1, LAYERS - 1), 1056),
+        PayloadLayout("draft_kv", (LAYERS,), SLICE),
     )
 )
 
@@ -142,9 +141,8 @@ def test_a_backup_takes_what_the_step_computes_late(bench: Bench) -> None:
     def compute(layer: int) -> None:
         torch.cuda._sleep(LONG // 10)
         for payload in FULL.payloads:
-            row = layer - payload.first_layer
-            if 0 <= row < payload.num_layers:
-                bench.pools[payload.name][row, 7] = 200 + layer
+            if layer in payload.layers:
+                bench.pools[payload.name][payload.layers.index(layer), 7] = 200 + layer
 
     step = bench.step((), compute)
     bench.copies.backup(1, [7], [3], step)
@@ -214,19 +212,19 @@ def test_a_prefix_that_went_to_the_host_and_back_gives_equal_logits(backend: str
     """A real model; its prefix moves to other pages, and the next step is queued before the load-back is over."""
     cuda = torch.device("cuda")
     model = load_model(locate(str(FOLDER)), cuda, dtype)
-    chosen = choose(backend, cuda, dtype, model.config.head_dim)
-    plain, tiered = (ModelDriver(model, rows=2, max_tokens=96, backend=chosen) for _ in range(2))
+    plain, tiered = (ModelDriver(model, rows=2, max_tokens=96, backend=backend) for _ in range(2))
     tokens = [3 + 7 * i % 90 for i in range(64)]
     plain.prefill(tokens)
-    layout = FrameLayout((PayloadLayout("target_kv", model.config.num_layers, tiered.pool[0, 0].nbytes),))
+    pool = tiered.pools["target_kv"]
+    layout = FrameLayout((PayloadLayout("target_kv", tuple(range(model.config.num_layers)), pool[0, 0].nbytes),))
     slabs = open_slabs(layout, 8)
-    copies = cuda_copies(slabs, layout, {"target_kv": tiered.pool})
+    copies = cuda_copies(slabs, layout, tiered.pools)
     first = copies.step_hooks(())
     hooked(tiered, first, lambda: tiered.prefill(tokens))
     pages = tiered.table[0, :4].tolist()
     copies.backup(1, pages, [6, 1, 3, 0], first)
     assert wait_for(copies, 1) == [Completion(1, DONE)]
-    tiered.pool[:, pages] = 1e4
+    pool[:, pages] = 1e4
     others = tiered.table[1, :4].tolist()
     torch.cuda.synchronize()
     copies.load_back(2, [6, 1, 3, 0], others, first)
@@ -262,7 +260,7 @@ def hooked(driver: ModelDriver, hooks: StepHooks, run: Any) -> torch.Tensor:
 def test_the_runner_s_eager_and_graph_steps_wait_and_report(sizes: tuple[int, ...], cuda: torch.device) -> None:
     bench, script = make_bench(cuda, sizes=sizes), Script()
     bench.runner.warmup()
-    layout = FrameLayout((PayloadLayout("target_kv", TINY_LAYERS, bench.kv[0, 0].nbytes),))
+    layout = FrameLayout((PayloadLayout("target_kv", tuple(range(TINY_LAYERS)), bench.kv[0, 0].nbytes),))
     slabs = open_slabs(layout, NUM_PAGES)
     copies = cuda_copies(slabs, layout, {"target_kv": bench.kv})
     prompt = prompt_of(5, 64)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benthic.attention.choice import choose
 from benthic.forward import ForwardBatch
 from benthic.models.registry import load_model
 from benthic.weights.checkpoint import SafetensorsReader
@@ -28,7 +27,7 @@ def test_logits_equal_the_reference(backend: str, tmp_path: Path) -> None:
     model = load_model(locate(str(FOLDER)), CUDA, torch.float32)
     oracle = reference(tmp_path)
     for prompt in range(4):
-        driver = ModelDriver(model, backend=choose(backend, CUDA, torch.float32, model.config.head_dim))
+        driver = ModelDriver(model, backend=backend)
         expected = oracle.load(f"prompt{prompt}.logits").cuda()
         logits = driver.prefill(oracle.load(f"prompt{prompt}.tokens").tolist(), chunk=32)
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * expected.abs().max().item())
@@ -47,11 +46,10 @@ def test_a_captured_decode_step_equals_an_eager_one(backend: str) -> None:
     """Two real rows and two padded ones; the graph is captured on padding alone and replayed on real tokens."""
     dtype = torch.bfloat16
     model = load_model(locate(str(FOLDER)), CUDA, dtype)
-    chosen = choose(backend, CUDA, dtype, model.config.head_dim)
-    eager, graphed = (ModelDriver(model, rows=2, backend=chosen) for _ in range(2))
+    eager, graphed = (ModelDriver(model, rows=2, backend=backend) for _ in range(2))
     for driver in (eager, graphed):
         driver.step({}, {0: list(range(40)), 1: list(range(7))})
-    scratch, size = graphed.pool.shape[1] - 1, graphed.page_size
+    scratch, size = graphed.pools["target_kv"].shape[1] - 1, graphed.page_size
     table = torch.full((4, graphed.table.shape[1]), 0, dtype=torch.int32, device=CUDA)
     table[:, 0] = scratch
     batch = ForwardBatch(

@@ -1,6 +1,5 @@
 """The router's and the experts' kernels, compiled, at real sizes."""
 
-
 import pytest
 import torch
 

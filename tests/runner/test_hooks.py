@@ -107,7 +107,7 @@ def test_a_hook_that_raises_fails_its_step() -> None:
 
 
 def host_tier(bench: Bench, folder: Path) -> Any:
-    layout = FrameLayout((PayloadLayout("target_kv", LAYERS, bench.kv[0, 0].nbytes),))
+    layout = FrameLayout((PayloadLayout("target_kv", tuple(range(LAYERS)), bench.kv[0, 0].nbytes),))
     slabs = small_slabs(folder, layout.frame_bytes, NUM_PAGES)
     return slabs, cpu_copies(slabs, layout, {"target_kv": bench.kv})
 

@@ -4,53 +4,37 @@ Whole, chunked and cached, pages shuffled.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from benthic.attention.interface import AttentionBackend, AttentionSpec
-from benthic.attention.torch_backend import TorchBackend
+from benthic.attention.choice import choose, make
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
-from benthic.models.llama import LlamaModel
-from benthic.tiers.device.pool import allocate_pool
+from benthic.models.kv_layout import KVFormats, attention_spec, kv_payloads
+from benthic.tiers.device.pool import allocate_pools
 
 
 class ModelDriver:
-    """Owns the pool and each row's context length. Rows have fixed, shuffled pages."""
+    """Owns the pools and each row's context length. Rows have fixed, shuffled pages."""
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Any,
         *,
         rows: int = 1,
         max_tokens: int = 256,
         page_size: int = 16,
-        backend: type[AttentionBackend] = TorchBackend,
+        backend: str = "torch",
+        formats: KVFormats | None = None,
     ) -> None:
         config, device = model.config, model.device
         self.model, self.page_size = model, page_size
         pages = ceil_div(max_tokens, page_size)
-        self.pool = allocate_pool(
-            num_layers=config.num_layers,
-            num_pages=rows * pages,
-            page_size=page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=model.dtype,
-            device=device,
-        )
-        self.spec = AttentionSpec(
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=model.scale,
-            page_size=page_size,
-            dtype=model.dtype,
-            device=device,
-            max_seq_len=max_tokens,
-        )
-        self.attention = backend(self.spec, self.pool)
+        formats = formats or KVFormats(dtype=model.dtype)
+        self.pools = allocate_pools(kv_payloads(config, page_size, formats), rows * pages, device)
+        self.spec = attention_spec(config, page_size=page_size, formats=formats, device=device, max_seq_len=max_tokens)
+        self.attention: Any = make(choose(backend, self.spec), self.spec, self.pools)
         shuffled = torch.randperm(rows * pages, generator=torch.Generator().manual_seed(7))
         self.table = shuffled.view(rows, pages).to(torch.int32)
         self.lens = [0] * rows

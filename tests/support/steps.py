@@ -44,7 +44,7 @@ def make_bench(
     runner = ModelRunner(
         model=model,
         attention=attention,
-        kv=kv,
+        num_pages=NUM_PAGES,
         config=RunnerConfig(graph_batch_sizes=sizes, **config),
         max_running=SLOTS,
         max_seq_len=256,

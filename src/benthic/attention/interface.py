@@ -1,11 +1,11 @@
-"""The interface of an attention backend, and what it needs to know of a model.
+"""The interface of a grouped-query attention backend, and what it needs to know of a model.
 
-Backends register by name in `choice.py`.
+Backends register by name in `choice.py`; attention over latents has its own interface, in `latent.py`.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -25,6 +25,13 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     max_seq_len: int  # longest context that will ever be asked for
+
+
+class Attention(Protocol):
+    """What everybody but the model needs of a backend; the model calls it as the interface of its own family."""
+
+    def begin(self, batch: ForwardBatch) -> Any:
+        """Metadata for one forward pass (the same object goes to each layer). Capture-safe when batch.in_graph."""
 
 
 class AttentionBackend(ABC):

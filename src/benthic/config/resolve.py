@@ -12,7 +12,9 @@ from typing import Any
 from benthic.common.errors import ConfigError
 from benthic.config.cache_options import resolve_cache
 from benthic.config.checks import at_least, one_of, optional_at_least
+from benthic.config.kv_dtype import parse_kv_dtype
 from benthic.config.settings import (
+    BackendNames,
     Config,
     EngineConfig,
     ModelConfig,
@@ -42,6 +44,7 @@ def resolve(options: Any, environ: Mapping[str, str] = os.environ) -> Config:
         model=ModelConfig(
             model=options.model or DEFAULT_MODEL,
             dtype=one_of(options.dtype, "auto", _DTYPES, "--dtype"),
+            kv_dtype=parse_kv_dtype(options.kv_dtype),
             device=one_of(options.device, "auto", _DEVICES, "--device"),
             max_context=optional_at_least(options.max_context, 2, "--max-context"),
             seed=secrets.randbits(32) if options.seed is None else options.seed,
@@ -54,9 +57,7 @@ def resolve(options: Any, environ: Mapping[str, str] = os.environ) -> Config:
             queue_timeout_s=at_least(options.queue_timeout, 0.0, 0.0, "--queue-timeout"),
         ),
         runner=RunnerConfig(
-            attention_backend=None
-            if options.attention_backend is None
-            else one_of(options.attention_backend, "", _BACKENDS, "--attention-backend"),
+            attention_backend=_backends(options.attention_backend),
             graph_batch_sizes=_batch_sizes(options.graph_batch_sizes),
             profile_graph_memory=None if options.profile_graph_memory is None else Path(options.profile_graph_memory),
             log_graph_buffers=environ.get("BENTHIC_LOG_GRAPH_BUFFERS", "0") not in ("", "0"),
@@ -75,6 +76,23 @@ def resolve(options: Any, environ: Mapping[str, str] = os.environ) -> Config:
         log_level=engine.log_level,
     )
     return Config(engine=engine, server=server)
+
+
+def _backends(text: str | None) -> BackendNames:
+    """NAME for both uses, or `prefill=NAME,decode=NAME`, where either may be left out."""
+    flag = "--attention-backend"
+    if text is None:
+        return BackendNames()
+    if "=" not in text:
+        name = one_of(text.strip(), "", _BACKENDS, flag)
+        return BackendNames(prefill=name, decode=name)
+    names: dict[str, str] = {}
+    for pair in text.split(","):
+        use, _, name = (piece.strip() for piece in pair.partition("="))
+        if use not in ("prefill", "decode") or use in names:
+            raise ConfigError(f"{flag} {text}: write one name, or prefill=NAME,decode=NAME, each at most once")
+        names[use] = one_of(name, "", _BACKENDS, f"{flag} {use}=")
+    return BackendNames(**names)
 
 
 def _batch_sizes(text: str | None) -> tuple[int, ...] | None:

@@ -1,11 +1,12 @@
 """The frozen configuration that parts receive. `None` means: derived from the machine and the model by the engine,
 which prints the value and the reason in the start-up table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benthic.common.units import GIB
 from benthic.config.disk import DiskConfig
+from benthic.config.kv_dtype import KVDtypes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class ModelConfig:
     model: str  # built-in name, GGUF file, checkpoint folder or hub id, as the user wrote it
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda
+    kv_dtype: KVDtypes = field(default_factory=KVDtypes)
     max_context: int | None = None  # tokens of one request at most; the model's own limit where left out
     seed: int = 0  # of requests that bring none
 
@@ -46,10 +48,18 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendNames:
+    """Attention backends by name; None: the best one is chosen."""
+
+    prefill: str | None = None  # of steps with prefill rows
+    decode: str | None = None  # of steps that only decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """How forward passes run."""
 
-    attention_backend: str | None = None
+    attention_backend: BackendNames = field(default_factory=BackendNames)
     graph_batch_sizes: tuple[int, ...] | None = None  # rising; () turns decode graphs off
     profile_graph_memory: Path | None = None
     log_graph_buffers: bool = False  # BENTHIC_LOG_GRAPH_BUFFERS

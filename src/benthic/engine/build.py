@@ -3,11 +3,13 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from benthic.attention.choice import choose
-from benthic.attention.interface import AttentionBackend, AttentionSpec
+from benthic.attention.choice import Pair, Spec, choose_pair, make_pair
+from benthic.attention.interface import AttentionSpec
+from benthic.attention.payload import Payload
 from benthic.common.errors import ConfigError
 from benthic.common.units import format_size
 from benthic.config import EngineConfig
@@ -19,13 +21,15 @@ from benthic.engine.tiers import LowerTiers, core_config, open_tiers, start_work
 from benthic.kvcache import CacheCore
 from benthic.messages import Derived, Ready
 from benthic.models.dtype import choose_dtype
+from benthic.models.kv_layout import KVFormats, attention_spec, choose_kv_formats, kv_payloads
 from benthic.models.registry import Checkpoint, load_model, model_namespace, open_checkpoint
 from benthic.runner.interface import RunnerInfo
 from benthic.runner.model_runner import ModelRunner
-from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page, demand_room
+from benthic.tiers.device.pool import allocate_pools, available_memory, bytes_per_page, demand_room
 from benthic.tiers.disk.io import DiskIO
 from benthic.tiers.host.layout import FrameLayout, PayloadLayout
 from benthic.weights.locate import Source
+from benthic.weights.model_config import ModelShape
 
 logger = logging.getLogger(__name__)
 
@@ -56,65 +60,66 @@ def assemble(
         # Read at the first product, so it is not too late here.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     dtype, dtype_reason = choose_dtype(config.model.dtype, device)
-    shape = checkpoint.config
-    backend = choose(config.runner.attention_backend, device, dtype, shape.head_dim)
-    page = bytes_per_page(shape.num_layers, config.cache.page_size, shape.num_kv_heads, shape.head_dim, dtype)
+    shape, page_size = checkpoint.config, config.cache.page_size
+    formats, formats_reason = choose_kv_formats(config.model.kv_dtype, shape, dtype, device)
+    kv = _KV(device, formats, kv_payloads(shape, page_size, formats))
     # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
     # leave.
-    machine = _machine(device, page, shape.max_position)
-    demand_room(derive(config, machine).l1_pages, page, device, machine.available_bytes)
-    namespace = model_namespace(checkpoint, weights_dtype=dtype, kv_dtype=dtype, page_size=config.cache.page_size)
-    layout = FrameLayout((PayloadLayout("target_kv", shape.num_layers, page // shape.num_layers),))
+    machine = _machine(kv, shape.max_position)
+    sizes = derive(config, machine)
+    demand_room(sizes.l1_pages, kv.page_bytes, device, machine.available_bytes)
+    names = config.runner.attention_backend
+    backend = choose_pair(names.prefill, names.decode, kv.attention_spec(shape, page_size, sizes))
+    namespace = model_namespace(checkpoint, formats, page_size)
+    layout = FrameLayout(tuple(PayloadLayout(p.name, p.layers, p.slice_bytes) for p in kv.payloads))
     tiers = open_tiers(config.cache, layout, namespace, device, progress, disk_io=disk_io)
     try:
-        runner, kv, sizes = _load(config, checkpoint, backend, device, dtype, namespace.digest, page, progress)
-        workers = start_workers(tiers, config.cache, {"target_kv": kv})
+        runner, pools, sizes = _load(config, checkpoint, kv, backend, namespace.digest, progress)
+        workers = start_workers(tiers, config.cache, pools)
     except BaseException:
         tiers.close()  # a caller that goes on, with less L1 say, must find memory and files free
         raise
     head = (
         Derived("--device", str(device), device_reason),
         Derived("--dtype", str(dtype).removeprefix("torch."), dtype_reason),
+        Derived("--kv-dtype", formats.words(shape).replace(",", ", "), formats_reason),
         *_runner_rows(config, runner, backend.name, device),
-        Derived("page", f"{config.cache.page_size} tokens = {format_size(page)}", "--page-size"),
+        Derived("page", f"{page_size} tokens = {format_size(kv.page_bytes)}", "--page-size"),
     )
     return _engine(config, sizes, tiers, runner, workers), _ready(runner.info, config, sizes, head, tiers.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _KV:
+    """What is kept of each token, and where."""
+
+    device: torch.device
+    formats: KVFormats
+    payloads: tuple[Payload, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        return bytes_per_page(self.payloads)
+
+    def attention_spec(self, shape: ModelShape, page_size: int, sizes: Sizes) -> Spec:
+        return attention_spec(
+            shape,
+            page_size=page_size,
+            formats=self.formats,
+            device=self.device,
+            max_seq_len=sizes.max_request_tokens,
+        )
+
+
 def _load(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    backend: type[AttentionBackend],
-    device: torch.device,
-    dtype: torch.dtype,
-    namespace: bytes,
-    page: int,
-    progress: Progress,
-) -> tuple[ModelRunner, torch.Tensor, Sizes]:
-    """Weights, the L1 pool and a runner that has warmed up; `page` in bytes."""
-    shape = checkpoint.config
-    model = load_model(checkpoint, device, dtype, lambda done, total: progress("weights", done, total))
-    sizes = derive(config, _machine(device, page, shape.max_position))
-    kv = allocate_pool(
-        num_layers=shape.num_layers,
-        num_pages=sizes.l1_pages,
-        page_size=config.cache.page_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-    spec = AttentionSpec(
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        scale=model.scale,
-        page_size=config.cache.page_size,
-        dtype=dtype,
-        device=device,
-        max_seq_len=sizes.max_request_tokens,
-    )
+    config: EngineConfig, checkpoint: Checkpoint, kv: _KV, backend: Pair, namespace: bytes, progress: Progress
+) -> tuple[ModelRunner, dict[str, torch.Tensor], Sizes]:
+    """Weights, the L1 pools and a runner that has warmed up."""
+    shape, device, page_size = checkpoint.config, kv.device, config.cache.page_size
+    model = load_model(checkpoint, device, kv.formats.dtype, lambda done, total: progress("weights", done, total))
+    sizes = derive(config, _machine(kv, shape.max_position))
+    pools = allocate_pools(kv.payloads, sizes.l1_pages, device)
+    spec = kv.attention_spec(shape, page_size, sizes)
     info = RunnerInfo(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -124,18 +129,19 @@ def _load(
     )
     runner = ModelRunner(
         model=model,
-        attention=backend(spec, kv),
-        kv=kv,
+        attention=make_pair(backend, spec, pools),
+        num_pages=sizes.l1_pages,
         config=config.runner,
         max_running=sizes.max_running,
         max_seq_len=sizes.max_request_tokens,
-        page_size=config.cache.page_size,
+        page_size=page_size,
         chunk_tokens=sizes.chunk_tokens,
         device=device,
         info=info,
+        warm_contexts=() if isinstance(spec, AttentionSpec) or spec.index is None else (spec.index.topk,),
     )
     runner.warmup(progress)
-    return runner, kv, sizes
+    return runner, pools, sizes
 
 
 def _engine(
@@ -158,10 +164,10 @@ def _engine(
 def _runner_rows(
     config: EngineConfig, runner: ModelRunner, backend: str, device: torch.device
 ) -> tuple[Derived, Derived, Derived]:
+    wish = config.runner.attention_backend
+    given = " and ".join(use for use, name in (("prefill", wish.prefill), ("decode", wish.decode)) if name)
     return (
-        Derived(
-            "--attention-backend", backend, "given" if config.runner.attention_backend else f"best for {device.type}"
-        ),
+        Derived("--attention-backend", backend, f"given for {given}" if given else f"best for {device.type}"),
         Derived(
             "decode graphs",
             _sizes_text(runner.graph_sizes),
@@ -186,11 +192,11 @@ def _ready(
     )
 
 
-def _machine(device: torch.device, page: int, max_position: int) -> Machine:
+def _machine(kv: _KV, max_position: int) -> Machine:
     return Machine(
-        on_gpu=device.type == "cuda",
-        available_bytes=available_memory(device),
-        bytes_per_page=page,
+        on_gpu=kv.device.type == "cuda",
+        available_bytes=available_memory(kv.device),
+        bytes_per_page=kv.page_bytes,
         model_max_position=max_position,
     )
 

@@ -7,22 +7,31 @@ from typing import Any
 
 import torch
 
+from benthic.models.deepseek import DeepseekModel
+from benthic.models.deepseek_load import load_deepseek
+from benthic.models.kv_layout import KVFormats, kv_payloads
 from benthic.models.llama import LlamaModel
 from benthic.models.llama_gguf import LlamaGGUFReader
 from benthic.models.llama_load import Progress, load_llama
+from benthic.quantization import DequantisingReader
 from benthic.weights.checkpoint import SafetensorsReader
 from benthic.weights.dequantise import GGUFReader
 from benthic.weights.identity import namespace, weights_identity
 from benthic.weights.interface import TensorReader
 from benthic.weights.locate import Source
-from benthic.weights.model_config import LlamaConfig, config_from_gguf, read_config
+from benthic.weights.model_config import LlamaConfig, ModelShape, config_from_gguf, read_config
+
+_LLAMA_ROPE = ("theta", "kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_position")
+"""What Llama's namespaces have always held of the rope: with more fields, no older disk floor would be found again."""
+
+Model = LlamaModel | DeepseekModel
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened checkpoint: config read, files mapped, nothing loaded."""
 
-    config: LlamaConfig
+    config: ModelShape
     reader: TensorReader
 
 
@@ -32,15 +41,18 @@ def open_checkpoint(source: Source) -> Checkpoint:
         file = GGUFReader(source.path)
         config = config_from_gguf(file)
         return Checkpoint(config, LlamaGGUFReader(file, config))
-    return Checkpoint(read_config(source), SafetensorsReader(source.path))
+    return Checkpoint(read_config(source), DequantisingReader(SafetensorsReader(source.path)))
 
 
 def load_model(
     source: Source | Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
-) -> LlamaModel:
+) -> Model:
     """The model on `device` in `dtype`; `progress` gets (bytes read, bytes in all). Raises ModelError."""
     checkpoint = open_checkpoint(source) if isinstance(source, Source) else source
-    return load_llama(checkpoint.config, checkpoint.reader, device, dtype, progress or _silent)
+    config, reader = checkpoint.config, checkpoint.reader
+    if isinstance(config, LlamaConfig):
+        return load_llama(config, reader, device, dtype, progress or _silent)
+    return load_deepseek(config, reader, device, dtype, progress or _silent)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,22 +63,29 @@ class Namespace:
     words: dict[str, str]
 
 
-def model_namespace(
-    checkpoint: Checkpoint, *, weights_dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int
-) -> Namespace:
+def model_namespace(checkpoint: Checkpoint, formats: KVFormats, page_size: int) -> Namespace:
     """The namespace of the KV that this model makes (see `weights.identity`). Reads files below 1 GiB whole."""
-    described: dict[str, Any] = dataclasses.asdict(checkpoint.config)
+    config = checkpoint.config
+    described: dict[str, Any] = dataclasses.asdict(config)
     rope = described.pop("rope")
-    for name in ("bos_token_id", "eos_token_ids", "max_position"):  # these do not change a single KV byte
-        described.pop(name)
+    # these do not change a single KV byte
+    for name in ("bos_token_id", "eos_token_ids", "max_position", "num_mtp_layers"):
+        described.pop(name, None)
+    if isinstance(config, LlamaConfig):
+        rope = {**{name: rope[name] for name in _LLAMA_ROPE}, "order": "half-split"}
+    else:
+        rope["order"] = "interleaved"
+        if config.indexer is not None:
+            rope["index_order"] = "interleaved" if config.indexer.interleaved_rope else "half-split"
+            described["index_transform"] = "none"  # others turn index keys by a Hadamard matrix first
     parts: dict[str, Any] = {
         "weights": weights_identity(checkpoint.reader),
         "model": described,
-        "rope": {**rope, "order": "half-split"},
-        "weights_dtype": str(weights_dtype).removeprefix("torch."),
-        "kv_dtype": str(kv_dtype).removeprefix("torch."),
+        "rope": rope,
+        "weights_dtype": str(formats.dtype).removeprefix("torch."),
+        "kv_dtype": formats.words(config),
         "page_size": page_size,
-        "payloads": ("target_kv",),
+        "payloads": tuple(payload.name for payload in kv_payloads(config, page_size, formats)),
     }
     words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
     return Namespace(namespace(**parts), words)

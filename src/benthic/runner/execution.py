@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benthic.attention.interface import AttentionBackend
+from benthic.attention.interface import Attention
 from benthic.forward import ForwardBatch, LayerHooks, LogprobRows, StepInput, StepOutput
 from benthic.runner.copy_out import CopyOut, InFlight
 from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
@@ -44,7 +44,7 @@ class StepExecutor:
         self,
         *,
         model: Model,
-        attention: AttentionBackend,
+        attention: Attention,
         graphs: DecodeGraphs,
         last_tokens: torch.Tensor,
         sampler: Sampler,

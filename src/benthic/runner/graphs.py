@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benthic.attention.interface import AttentionBackend
+from benthic.attention.interface import Attention
 from benthic.common.layout import ceil_div
 from benthic.config import RunnerConfig
 from benthic.forward import ForwardBatch, StepInput
@@ -32,8 +32,11 @@ _SLOTS, _POSITIONS, _KV_SLOTS, _SEQ_LENS = range(4)  # rows of the `rows` buffer
 class Model(Protocol):
     """What the runner needs of a loaded model."""
 
-    def __call__(self, batch: ForwardBatch, attention: AttentionBackend, metadata: Any) -> torch.Tensor:
-        """Hidden states [T, hidden_size] after the final norm; writes the new tokens' KV."""
+    def __call__(self, batch: ForwardBatch, attention: Any, metadata: Any) -> torch.Tensor:
+        """Hidden states [T, hidden_size] after the final norm; writes the new tokens' KV.
+
+        `attention` is a backend of the model's own family, `metadata` what its `begin` made.
+        """
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """float32 [n, vocab_size] of hidden states [n, hidden_size]."""
@@ -84,7 +87,7 @@ class DecodeGraphs:
         self,
         *,
         model: Model,
-        attention: AttentionBackend,
+        attention: Attention,
         last_tokens: torch.Tensor,
         shape: RunnerShape,
         config: RunnerConfig,

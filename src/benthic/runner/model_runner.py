@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benthic.attention.interface import AttentionBackend
+from benthic.attention.interface import Attention
 from benthic.config import RunnerConfig
 from benthic.forward import LayerHooks, StepInput, StepOutput
 from benthic.runner.execution import Launched, StepExecutor
@@ -79,16 +79,17 @@ class _Pending:
 class ModelRunner:
     """Implements runner.interface.Runner. Owns the thread, its stream, and through the executor all device state.
 
-    kv is the pool [layers, pages + 1, 2, page_size, G, head_dim] that `attention` reads; `chunk_tokens` is the longest
+    `num_pages` are those of the pools that `attention` reads, without the scratch page; `chunk_tokens` is the longest
     prefill of a step, `max_running` the number of request slots, `max_seq_len` the longest context in tokens.
+    `warm_contexts`: lengths in tokens past which the model runs other kernels, which the warm-up then meets too.
     """
 
     def __init__(
         self,
         *,
         model: Model,
-        attention: AttentionBackend,
-        kv: torch.Tensor,
+        attention: Attention,
+        num_pages: int,
         config: RunnerConfig,
         max_running: int,
         max_seq_len: int,
@@ -96,16 +97,18 @@ class ModelRunner:
         chunk_tokens: int,
         device: torch.device,
         info: RunnerInfo,
+        warm_contexts: tuple[int, ...] = (),
     ) -> None:
         self.info = info
         self._shape = RunnerShape(
             max_running=max_running,
             max_seq_len=max_seq_len,
             page_size=page_size,
-            num_pages=kv.shape[1] - 1,
+            num_pages=num_pages,
             device=device,
         )
         self._chunk_tokens = min(chunk_tokens, max_seq_len)
+        self._warm_contexts = warm_contexts
         last_tokens = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
         self._graphs = DecodeGraphs(
             model=model, attention=attention, last_tokens=last_tokens, shape=self._shape, config=config
@@ -145,7 +148,7 @@ class ModelRunner:
         """Capture the decode graphs, then run a prefill of a whole chunk and a decode. Call before the first submit."""
         assert not self._outstanding
         self._call(lambda: self._graphs.capture(lambda done, total: progress("decode graphs", done, total)))
-        steps = warmup_steps(self._shape, self._chunk_tokens)
+        steps = warmup_steps(self._shape, self._chunk_tokens, self._warm_contexts)
         for done, step in enumerate(steps):
             progress("warm-up", done, len(steps))
             self.submit(step).result()

@@ -1,39 +1,46 @@
 """The L1 pool's shape, and that it is refused before memory runs out."""
 
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from benthic.attention.payload import Payload
 from benthic.common.errors import CapacityError
-from benthic.tiers.device.pool import allocate_pool, available_memory, bytes_per_page
+from benthic.tiers.device.pool import allocate_pools, available_memory, bytes_per_page
 
-SHAPE: dict[str, Any] = {"num_layers": 2, "page_size": 16, "num_kv_heads": 3, "head_dim": 8, "dtype": torch.float32}
+KV = Payload("target_kv", (0, 1), (2, 16, 3, 8), torch.float32)
+KEYS = Payload("index_k", (1,), (16 * 12,), torch.uint8)
 CPU = torch.device("cpu")
 
 
-def test_the_pool_is_zeroed_and_has_a_scratch_page() -> None:
-    pool = allocate_pool(**SHAPE, num_pages=5, device=CPU)
-    assert pool.shape == (2, 6, 2, 16, 3, 8)
-    assert not pool.any()
-    assert pool.nbytes == 6 * bytes_per_page(**SHAPE) == 6 * 2 * 2 * 16 * 3 * 8 * 4
+def test_pools_are_zeroed_and_have_a_scratch_page() -> None:
+    pools = allocate_pools((KV, KEYS), 5, CPU)
+    assert {name: (tuple(pool.shape), pool.dtype) for name, pool in pools.items()} == {
+        "target_kv": ((2, 6, 2, 16, 3, 8), torch.float32),
+        "index_k": ((1, 6, 192), torch.uint8),
+    }
+    assert not any(pool.any() for pool in pools.values())
+    assert sum(pool.nbytes for pool in pools.values()) == 6 * bytes_per_page((KV, KEYS))
+    assert bytes_per_page((KV, KEYS)) == 2 * 2 * 16 * 3 * 8 * 4 + 192
 
 
-def test_a_pool_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    page = bytes_per_page(**SHAPE)
+def test_pools_that_do_not_fit_together_are_refused_with_the_numbers() -> None:
+    page = bytes_per_page([KV])
     with pytest.raises(CapacityError) as caught:
-        allocate_pool(**SHAPE, num_pages=10, device=CPU, available=8 * page)
+        allocate_pools([KV], 10, CPU, available=8 * page)
     assert str(caught.value) == (
         "L1 does not fit on cpu: 10 pages and a scratch page of 6.00 KiB need 66.00 KiB, 48.00 KiB free; "
         "at most 7 would fit; lower --l1-pages or --l1-size"
     )
     with pytest.raises(CapacityError, match="free memory for at least two pages"):
-        allocate_pool(**SHAPE, num_pages=10, device=CPU, available=page)
+        allocate_pools([KV], 10, CPU, available=page)
     with pytest.raises(CapacityError, match="lower --l1-pages or --l1-size"):
-        allocate_pool(**SHAPE, num_pages=1 << 40, device=CPU)
-    assert allocate_pool(**SHAPE, num_pages=7, device=CPU, available=8 * page).shape[1] == 8
+        allocate_pools([KV], 1 << 40, CPU)
+    assert allocate_pools([KV], 7, CPU, available=8 * page)["target_kv"].shape[1] == 8
+    with pytest.raises(CapacityError, match="at most 6 would fit"):
+        allocate_pools([KV, KEYS], 7, CPU, available=8 * page)  # one check for all
 
 
 @pytest.mark.parametrize(

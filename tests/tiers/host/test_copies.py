@@ -27,8 +27,8 @@ from tests.support.fake_cuda import FakeCuda
 from tests.support.host_pools import small_slabs
 
 LAYERS, PAGES, FRAMES = 6, 7, 9
-KV, INDEX = PayloadLayout("target_kv", LAYERS, 96), PayloadLayout("index_k", LAYERS, 40)
-DRAFT = PayloadLayout("draft_kv", 1, 96, first_layer=LAYERS)
+KV, INDEX = PayloadLayout("target_kv", tuple(range(LAYERS)), 96), PayloadLayout("index_k", (0, 1, 4), 40)
+DRAFT = PayloadLayout("draft_kv", (LAYERS,), 96)
 PLAIN, FULL = FrameLayout((KV,)), FrameLayout((KV, INDEX, DRAFT))
 
 
@@ -122,10 +122,18 @@ def is_poison(data: bytes | np.ndarray) -> bool:
     return set(bytes(data)) == {POISON}
 
 
+@st.composite
+def layouts(draw: st.DrawFn) -> FrameLayout:
+    """One payload, all three, or a payload of every layer beside one that only some layers compute."""
+    some = st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda layers: tuple(sorted(layers)))
+    sparse = some.map(lambda layers: FrameLayout((KV, PayloadLayout("index_k", layers, 40), DRAFT)))
+    return draw(st.sampled_from([PLAIN, FULL]) | sparse)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_backed_up_and_loaded_back_elsewhere_is_equal(data: st.DataObject, tmp_path: Path) -> None:
-    layout, mover = data.draw(st.sampled_from([PLAIN, FULL])), data.draw(st.sampled_from(MOVERS))
+    layout, mover = data.draw(layouts()), data.draw(st.sampled_from(MOVERS))
     seed = data.draw(st.integers(0, 99))
     bench = Bench(tmp_path, layout, per_slab=data.draw(st.integers(1, FRAMES)), mover=mover, seed=seed)
     count = data.draw(st.integers(0, PAGES))
@@ -145,7 +153,7 @@ def test_what_is_backed_up_and_loaded_back_elsewhere_is_equal(data: st.DataObjec
         assert is_poison(padding)  # not touched
     for pool in bench.pools.values():
         pool.fill_(POISON)
-    bench.copies.load_back(3, frames, targets, hooks)
+    bench.copies.load_back(3, frames, targets, hooks, waited=data.draw(st.booleans()))
     assert wait_for(bench.copies, 1) == [Completion(3, DONE)]
     for page in range(PAGES):
         found = image(layout, bench.pools, page)
@@ -155,7 +163,7 @@ def test_what_is_backed_up_and_loaded_back_elsewhere_is_equal(data: st.DataObjec
 
 def test_groups_cover_the_layers_once_and_a_small_model_has_fewer(tmp_path: Path) -> None:
     for layers, groups in ((1, 1), (2, 2), (4, 4), (5, 3), (30, 4), (61, 4), (78, 4)):
-        layout = FrameLayout((PayloadLayout("target_kv", layers, 16),))
+        layout = FrameLayout((PayloadLayout("target_kv", tuple(range(layers)), 16),))
         slabs = small_slabs(tmp_path, layout.frame_bytes, 1)
         copies = cpu_copies(slabs, layout, {"target_kv": torch.zeros(layers, 2, 16, dtype=torch.uint8)})
         assert copies.num_groups == groups

@@ -24,7 +24,7 @@ from tests.support.fake_cuda import FakeCuda
 from tests.support.host_pools import small_slabs
 
 LAYERS, PAGES, FRAMES, SLICE = 5, 6, 5, 16
-LAYOUT = FrameLayout((PayloadLayout("target_kv", LAYERS, SLICE),))
+LAYOUT = FrameLayout((PayloadLayout("target_kv", tuple(range(LAYERS)), SLICE),))
 
 
 def byte(content: int, layer: int) -> int:

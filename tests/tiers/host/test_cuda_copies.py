@@ -15,7 +15,7 @@ from tests.support.host_pools import small_slabs
 from tests.tiers.host.test_copies import run_step, wait_for
 
 LAYERS, PAGES = 8, 200
-LAYOUT = FrameLayout((PayloadLayout("target_kv", LAYERS, 16), PayloadLayout("draft_kv", 1, 16, first_layer=LAYERS)))
+LAYOUT = FrameLayout((PayloadLayout("target_kv", tuple(range(LAYERS)), 16), PayloadLayout("draft_kv", (LAYERS,), 16)))
 
 
 class Watched(FakeCuda):

@@ -1,16 +1,18 @@
-"""L1: the KV pool in device memory, one page of all layers at each index; and whether it fits.
+"""L1: a pool in device memory for each payload, and whether they fit together.
 
-    kv [layers, pages + 1, 2, page_size, kv heads, head_dim]     2: keys, values; the last page is scratch
+    pool [the payload's layers, pages + 1, *slice]     a page has the same index in each pool; the last one is scratch
 
 Padded rows of a decode graph write to the scratch page; no request ever owns it.
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]  # has no stubs
 import torch
 
+from benthic.attention.payload import Payload
 from benthic.common.errors import CapacityError
 from benthic.common.units import format_size
 
@@ -21,9 +23,9 @@ _CGROUP_LIMITS = (  # limit, usage, and the statistics with the key of file cach
 )
 
 
-def bytes_per_page(num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def bytes_per_page(payloads: Iterable[Payload]) -> int:
     """Bytes of one page in L1."""
-    return num_layers * 2 * page_size * num_kv_heads * head_dim * dtype.itemsize
+    return sum(payload.page_bytes for payload in payloads)
 
 
 def available_memory(device: torch.device, cgroup: Path = _CGROUP) -> int:
@@ -43,7 +45,7 @@ def available_memory(device: torch.device, cgroup: Path = _CGROUP) -> int:
 
 
 def demand_room(num_pages: int, page: int, device: torch.device, available: int) -> int:
-    """Bytes of the pool for `num_pages` pages of `page` bytes and the scratch page.
+    """Bytes of the pools for `num_pages` pages of `page` bytes and the scratch page.
 
     Raises CapacityError when `available` bytes do not hold it.
     """
@@ -53,32 +55,28 @@ def demand_room(num_pages: int, page: int, device: torch.device, available: int)
     return need
 
 
-def allocate_pool(
-    *,
-    num_layers: int,
-    num_pages: int,
-    page_size: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    available: int | None = None,
-) -> torch.Tensor:
-    """The zeroed pool for `num_pages` pages and the scratch page.
+def allocate_pools(
+    payloads: Sequence[Payload], num_pages: int, device: torch.device, *, available: int | None = None
+) -> dict[str, torch.Tensor]:
+    """The zeroed pools by payload name, for `num_pages` pages and the scratch page.
 
-    `available` replaces what the machine says is free, in bytes. Raises CapacityError first where it does not fit.
+    `available` replaces what the machine says is free, in bytes. Raises CapacityError first where they do not fit.
     """
-    page = bytes_per_page(num_layers, page_size, num_kv_heads, head_dim, dtype)
+    page = bytes_per_page(payloads)
     have = available_memory(device) if available is None else available
     need = demand_room(num_pages, page, device, have)
-    shape = (num_layers, num_pages + 1, 2, page_size, num_kv_heads, head_dim)
     try:
-        # zeros, not empty: what lies behind a row's end is masked, but a NaN there would get through
-        if device.type == "cpu":  # calloc: a page costs time and memory once it is written, not at start
-            return torch.from_numpy(np.zeros(need, np.uint8)).view(dtype).view(shape)
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return {payload.name: _zeros(payload, num_pages + 1, device) for payload in payloads}
     except (torch.OutOfMemoryError, RuntimeError, MemoryError):
         raise _too_large(need, have, page, num_pages, device) from None
+
+
+def _zeros(payload: Payload, num_pages: int, device: torch.device) -> torch.Tensor:
+    """Zeros, not just memory: what lies behind a row's end is masked, but a NaN there would get through."""
+    shape = (len(payload.layers), num_pages, *payload.slice_shape)
+    if device.type == "cpu":  # calloc: a page costs time and memory once it is written, not at start
+        return torch.from_numpy(np.zeros(payload.page_bytes * num_pages, np.uint8)).view(payload.dtype).view(shape)
+    return torch.zeros(shape, dtype=payload.dtype, device=device)
 
 
 def _too_large(need: int, have: int, page: int, num_pages: int, device: torch.device) -> CapacityError:

@@ -50,7 +50,7 @@ class CpuMover:
     def backup(self, pages: Sequence[int], frames: Sequence[int], layers: range, after: Mark) -> Mark:
         """See copies.Mover."""
         for payload, offset, pool in self._payloads:
-            first, stop = own_layers(payload, layers)
+            first, stop = payload.own_layers(layers)
             if first < stop:
                 for page, frame in zip(pages, frames, strict=True):
                     self._slices(payload, offset, frame)[first:stop] = pool[first:stop, page]
@@ -58,7 +58,7 @@ class CpuMover:
     def load_back(self, frames: Sequence[int], pages: Sequence[int], layers: range, after: Mark) -> Mark:
         """See copies.Mover."""
         for payload, offset, pool in self._payloads:
-            first, stop = own_layers(payload, layers)
+            first, stop = payload.own_layers(layers)
             if first < stop:
                 for page, frame in zip(pages, frames, strict=True):
                     pool[first:stop, page] = self._slices(payload, offset, frame)[first:stop]
@@ -70,12 +70,6 @@ class CpuMover:
         """The payload in a frame, uint8 [layers, slice_bytes]."""
         flat = np.frombuffer(self._slabs.frame(frame), np.uint8, payload.num_bytes, offset)
         return flat.reshape(payload.num_layers, payload.slice_bytes)
-
-
-def own_layers(payload: PayloadLayout, layers: range) -> tuple[int, int]:
-    """Which of the payload's layers, as [first, stop), come from these layers of the model."""
-    first = max(layers.start - payload.first_layer, 0)
-    return first, min(layers.stop - payload.first_layer, payload.num_layers)
 
 
 def demand_shape(payload: PayloadLayout, pool: torch.Tensor) -> None:

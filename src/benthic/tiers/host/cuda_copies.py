@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from benthic.tiers.host.copies import LayeredCopies
-from benthic.tiers.host.cpu_copies import demand_shape, own_layers
+from benthic.tiers.host.cpu_copies import demand_shape
 from benthic.tiers.host.cudart import DEVICE_TO_HOST, HOST_TO_DEVICE, Cudart
 from benthic.tiers.host.layout import FrameLayout
 from benthic.tiers.host.progress import Mark
@@ -161,7 +161,7 @@ class CudaMover:
         """Queue the copies of some pages; how many there are."""
         count, lane = 0, self._frames
         for index, (payload, offset, pool, layer_bytes) in enumerate(self._pools):
-            first, stop = own_layers(payload, layers)
+            first, stop = payload.own_layers(layers)
             if first >= stop:
                 continue
             copy = self._copier(direction, index, first, stop)

@@ -2,9 +2,13 @@
 
 frame = payload 0 | payload 1 | … | padding to 4 KiB
 payload = layer 0's slice | layer 1's slice | …        a slice is one page of one layer
+
+A payload need not come from every layer of the model: index keys exist only where a selection is computed.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 from benthic.common.layout import ceil_div
 
@@ -13,21 +17,31 @@ FRAME_ALIGNMENT = 4096  # bytes; what O_DIRECT wants of address and length
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """One kind of per-page state. `first_layer`: the layer of the model that computes the payload's layer 0."""
+    """One kind of per-page state. `layers`: the layers of the model that compute the payload's own layers, rising."""
 
     name: str  # target_kv, index_k or draft_kv
-    num_layers: int
+    layers: tuple[int, ...]
     slice_bytes: int
-    first_layer: int = 0
 
     def __post_init__(self) -> None:
-        assert self.num_layers > 0
+        assert self.layers
+        assert self.layers[0] >= 0
+        assert all(below < above for below, above in pairwise(self.layers))
         assert self.slice_bytes > 0
-        assert self.first_layer >= 0
+
+    @property
+    def num_layers(self) -> int:
+        """Its own layers."""
+        return len(self.layers)
 
     @property
     def num_bytes(self) -> int:
+        """Of a page, in all layers."""
         return self.num_layers * self.slice_bytes
+
+    def own_layers(self, layers: range) -> tuple[int, int]:
+        """Which of the payload's own layers, as [first, stop), come from these layers of the model."""
+        return bisect_left(self.layers, layers.start), bisect_left(self.layers, layers.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +66,8 @@ class FrameLayout:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model that the payloads come from."""
-        return max(payload.first_layer + payload.num_layers for payload in self.payloads)
+        """Layers of the model, up to the last one that a payload comes from."""
+        return max(payload.layers[-1] + 1 for payload in self.payloads)
 
     def offset(self, payload: PayloadLayout) -> int:
         """Where the payload begins in the frame, in bytes."""

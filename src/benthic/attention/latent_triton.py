@@ -1,0 +1,250 @@
+"""The GPU's backend of attention over latents: kernels for the cache writes, the indexer and attention itself.
+
+Decode rows go through kernels whose launches depend on shapes and static bounds alone, so graphs can hold them.
+Prefill rows are few, and go one after another. A row's tokens up to position K - 1 attend to everything before them and
+need no scores: they are a stretch of their own, dense, so that the first K tokens of a prompt cost no selection.
+Scores exist in passes of at most SCORE_BYTES, whatever the context.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from benthic.attention.latent import LatentBackend, LatentSpec
+from benthic.common.layout import ceil_div
+from benthic.forward import ForwardBatch
+from benthic.kernels.choice import has_triton
+from benthic.kernels.index_scores import index_scores_decode, index_scores_prefill
+from benthic.kernels.latent_decode import latent_decode
+from benthic.kernels.latent_prefill import latent_prefill
+from benthic.kernels.topk_select import topk_select
+
+SCORE_BYTES = 256 << 20  # of scores that exist at once
+_WIDTH = 1024  # scores' rows are whole multiples of this, so that kernels meet few strides
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive tokens start … end - 1 of one prefill row, the first at `first_position` of its sequence."""
+
+    start: int
+    end: int
+    first_position: int
+    pages: torch.Tensor  # int32 [M]
+    dense: bool  # every token sees at most K positions
+
+    @property
+    def num_keys(self) -> int:
+        """What its last token sees."""
+        return self.first_position + self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LatentMetadata:
+    """The batch's rows, cut into decode rows and stretches of prefill, once a forward."""
+
+    decode_tables: torch.Tensor  # int32 [D, M]
+    decode_lens: torch.Tensor  # int32 [D]
+    decode_bound: int  # of decode_lens; up to K decode is dense, whatever the other rows are
+    stretches: tuple[_Stretch, ...]
+    lens: torch.Tensor | None  # int32 [T], positions that each token sees; None: nothing is selected
+
+
+class TritonLatentBackend(LatentBackend):
+    """Latent attention in Triton, with a lightning indexer or without; usable inside CUDA graphs."""
+
+    name: ClassVar[str] = "triton"
+
+    @classmethod
+    def unsupported(cls, spec: LatentSpec) -> str | None:
+        """Why this backend can't run that, in words, or None."""
+        if spec.device.type != "cuda":
+            return f"the triton attention backend needs a CUDA device, not {spec.device.type}"
+        if not has_triton():
+            return "the triton package is not installed; install benthic[gpu]"
+        if spec.dtype not in _DTYPES:
+            return f"the triton attention backend computes in float32, bfloat16 or float16, not {spec.dtype}"
+        if spec.page_size & (spec.page_size - 1):
+            return f"page size {spec.page_size} is not a power of two"
+        capability = torch.cuda.get_device_capability(spec.device)
+        name = ".".join(map(str, capability))
+        if capability < (8, 0):
+            return f"the triton attention backend needs compute capability 8.0 or newer, this device has {name}"
+        if capability < (8, 9) and (spec.fp8 or (spec.index is not None and spec.index.fp8)):
+            return f"an fp8 cache needs compute capability 8.9 or newer, this device has {name}; take --kv-dtype model"
+        return None
+
+    def begin(self, batch: ForwardBatch) -> LatentMetadata:
+        """See LatentBackend.begin. Inside a graph there are only decode rows, and nothing is read from the host."""
+        decode = batch.num_decode
+        return LatentMetadata(
+            decode_tables=batch.page_table[:decode],
+            decode_lens=batch.seq_lens[:decode],
+            decode_bound=batch.max_seq_len if batch.in_graph else max(batch.seq_lens_host[:decode], default=0),
+            stretches=tuple(self._stretches(batch)),
+            lens=(batch.positions + 1).to(torch.int32) if self._selects(batch) else None,
+        )
+
+    def needs_selection(self, metadata: LatentMetadata) -> bool:
+        """See LatentBackend.needs_selection."""
+        return metadata.lens is not None
+
+    def select(
+        self,
+        ordinal: int,
+        queries: torch.Tensor,
+        weights: torch.Tensor,
+        batch: ForwardBatch,
+        metadata: LatentMetadata,
+    ) -> torch.Tensor:
+        """See LatentBackend.select."""
+        index, keys = self.spec.index, self._keys(ordinal)
+        assert index is not None
+        assert metadata.lens is not None
+        selected = torch.empty((len(queries), index.topk), dtype=torch.int32, device=queries.device)
+        if len(queries) > batch.num_tokens:
+            selected[batch.num_tokens :] = -1  # rows of padding
+        if metadata.decode_bound > index.topk:
+            self._select_decode(queries, weights, keys, metadata, selected)
+        elif batch.num_decode:
+            selected[: batch.num_decode] = _all_of(metadata.decode_lens, index.topk)
+        for stretch in metadata.stretches:
+            if stretch.dense:
+                selected[stretch.start : stretch.end] = _all_of(metadata.lens[stretch.start : stretch.end], index.topk)
+            else:
+                self._select_stretch(queries, weights, keys, stretch, metadata.lens, selected)
+        return selected
+
+    def attend(
+        self,
+        layer: int,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        selected: torch.Tensor | None,
+        batch: ForwardBatch,
+        metadata: LatentMetadata,
+    ) -> torch.Tensor:
+        """See LatentBackend.attend."""
+        spec, pool, decode = self.spec, self.latents[layer], batch.num_decode
+        dense_decode = selected is None or (spec.index is not None and metadata.decode_bound <= spec.index.topk)
+        out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+        if len(out) > batch.num_tokens:
+            out[batch.num_tokens :] = 0  # rows of padding
+        if decode:
+            latent_decode(
+                q_latent[:decode],
+                q_rope[:decode],
+                pool,
+                metadata.decode_tables,
+                metadata.decode_lens,
+                None if selected is None or dense_decode else selected[:decode],
+                spec.max_seq_len,  # not the batch's: the parts, and so the kernels, follow from its rows alone
+                spec.scale,
+                out[:decode],
+                rank=spec.rank,
+            )
+        for stretch in metadata.stretches:
+            rows = slice(stretch.start, stretch.end)
+            latent_prefill(
+                q_latent[rows],
+                q_rope[rows],
+                pool,
+                stretch.pages,
+                stretch.first_position,
+                None if selected is None or stretch.dense else selected[rows],
+                spec.scale,
+                out[rows],
+                rank=spec.rank,
+            )
+        return out
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _keys(self, ordinal: int) -> torch.Tensor:
+        assert self.index_keys is not None
+        return self.index_keys[ordinal]
+
+    def _selects(self, batch: ForwardBatch) -> bool:
+        if self.spec.index is None:
+            return False
+        longest = batch.max_seq_len if batch.in_graph else max(batch.seq_lens_host, default=0)
+        return longest > self.spec.index.topk
+
+    def _stretches(self, batch: ForwardBatch) -> Iterator[_Stretch]:
+        limit = None if self.spec.index is None else self.spec.index.topk
+        start = batch.num_decode
+        lens = batch.seq_lens_host[batch.num_decode :]
+        for row, (count, length) in enumerate(zip(batch.query_lens_host, lens, strict=True), batch.num_decode):
+            first, end = length - count, start + count
+            dense = count if limit is None else min(count, max(0, limit - first))
+            pages = batch.page_table[row]
+            if dense:
+                yield _Stretch(start, start + dense, first, pages, True)
+            if dense < count:
+                yield _Stretch(start + dense, end, first + dense, pages, False)
+            start = end
+
+    def _select_decode(
+        self,
+        queries: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        metadata: LatentMetadata,
+        selected: torch.Tensor,
+    ) -> None:
+        index, bound = self.spec.index, metadata.decode_bound
+        assert index is not None
+        room = _room(len(metadata.decode_lens), bound, queries.device)
+        for rows in _passes(len(metadata.decode_lens), room):
+            scores = room[: rows.stop - rows.start]
+            lens = metadata.decode_lens[rows]
+            index_scores_decode(
+                queries[rows], weights[rows], keys, metadata.decode_tables[rows], lens, bound, scores,
+                skip_below=index.topk,
+            )  # fmt: skip
+            topk_select(scores, lens, index.topk, selected[rows])
+
+    def _select_stretch(
+        self,
+        queries: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        stretch: _Stretch,
+        lens: torch.Tensor,
+        selected: torch.Tensor,
+    ) -> None:
+        index = self.spec.index
+        assert index is not None
+        room = _room(stretch.end - stretch.start, stretch.num_keys, queries.device)
+        for part in _passes(stretch.end - stretch.start, room):
+            rows = slice(stretch.start + part.start, stretch.start + part.stop)
+            scores = room[: part.stop - part.start]
+            first = stretch.first_position + part.start
+            num_keys = stretch.first_position + part.stop  # what the last query of the pass sees
+            index_scores_prefill(queries[rows], weights[rows], keys, stretch.pages, first, num_keys, scores)
+            topk_select(scores, lens[rows], index.topk, selected[rows])
+
+
+def _room(num_rows: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """Where a pass's scores lie: float32 [rows, at least num_keys] of at most SCORE_BYTES, one row at least."""
+    width = ceil_div(num_keys, _WIDTH) * _WIDTH
+    rows = min(num_rows, max(1, SCORE_BYTES // (4 * width)))
+    return torch.empty((rows, width), dtype=torch.float32, device=device)
+
+
+def _passes(num_rows: int, room: torch.Tensor) -> Iterator[slice]:
+    """Slices of at most as many rows as there is room for."""
+    for start in range(0, num_rows, len(room)):
+        yield slice(start, min(start + len(room), num_rows))
+
+
+def _all_of(lens: torch.Tensor, topk: int) -> torch.Tensor:
+    """The selection of tokens that see at most K positions: int32 [n, K]."""
+    positions = torch.arange(topk, dtype=torch.int32, device=lens.device)
+    return torch.where(positions < lens.unsqueeze(1), positions, -1)
+
+
+__all__ = ["SCORE_BYTES", "LatentMetadata", "TritonLatentBackend"]

@@ -1,0 +1,36 @@
+"""The lightning indexer of a layer: which positions its attention may look at (DeepSeek sparse attention).
+
+Its wide products are columns of those that attention makes anyway; here is what is left.
+"""
+
+import torch
+
+from benthic.attention.latent import IndexNorm, LatentBackend, Turn
+from benthic.forward import ForwardBatch
+from benthic.kernels.narrow_linear import narrow_linear
+
+
+class Indexer:
+    """One layer's: `keys` says how its keys are kept, `head_weights` [I, D] give each head's say in the score."""
+
+    __slots__ = ("_factor", "_head_weights", "keys")
+
+    def __init__(self, keys: IndexNorm, head_weights: torch.Tensor) -> None:
+        self.keys = keys
+        self._head_weights = head_weights
+        self._factor = (len(head_weights) * len(keys.weight)) ** -0.5
+
+    def select(
+        self,
+        x: torch.Tensor,
+        product: torch.Tensor,
+        head_dim: int,
+        turn: Turn,
+        batch: ForwardBatch,
+        attention: LatentBackend,
+        metadata: object,
+    ) -> torch.Tensor:
+        """int32 [T, K] for normalised x [T, D]; turns all queries of product [T, H * head_dim + I * E] in place."""
+        weights = narrow_linear(x, self._head_weights, self._factor)
+        queries, weights = attention.turn_queries(product, weights, head_dim, self.keys.interleaved, turn)
+        return attention.select(self.keys.ordinal, queries, weights, batch, metadata)
