@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.common import Timing, arguments, report
+from benchmarks.gpu_time import time_cuda, time_graph
 from benthic.kernels.paged_decode import paged_decode_reference
 from benthic.kernels.paged_decode.kernel import paged_decode_triton
 from benthic.kernels.paged_prefill.kernel import paged_prefill_triton
@@ -25,31 +26,6 @@ SCALE = HEAD_DIM**-0.5
 DTYPE = torch.bfloat16
 CACHE_BYTES = 512 << 20  # several times any L2 cache
 BATCHES, CHUNKS = (1, 16, 64), (2048, 4096, 8192)
-
-
-def time_cuda(run: Callable[[], object], repeats: int) -> Timing:
-    """Device time of `run`, between events."""
-    for _ in range(3):
-        run()
-    seconds = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        seconds.append(start.elapsed_time(stop) / 1e3)
-    return Timing.of(seconds)
-
-
-def time_graph(run: Callable[[], object], repeats: int) -> Timing:
-    """The same for work of many launches, replayed from a CUDA graph."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return time_cuda(graph.replay, repeats)
 
 
 class Pools:

@@ -4,11 +4,13 @@ Prompts as token ids, greedy, no cache hits wanted.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from benthic.common.errors import ModelError
 from benthic.config import options_from_mapping, resolve
 from benthic.engine.build import assemble
 from benthic.kvcache import page_hashes, root_hash
@@ -16,6 +18,8 @@ from benthic.messages import FlushCache, Outputs, SamplingParams, Submit
 from benthic.models.registry import Checkpoint
 from benthic.weights.model_config import LlamaConfig, RopeConfig
 from benthic.weights.tensor_info import TensorInfo
+
+_FLOAT32 = "e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,12 @@ class Ran:
     first_s: float  # until every request had its first token
     total_s: float
     cached: tuple[int, int, int] = (0, 0, 0)  # prompt tokens found in L1, L2, L3
+    early: int = 0  # tokens that had come when every request had its first
 
     @property
     def decode_per_s(self) -> float:
         """Tokens a second from the moment that every request had its first one."""
-        return sum(len(t) - 1 for t in self.tokens) / (self.total_s - self.first_s)
+        return (sum(map(len, self.tokens)) - self.early) / (self.total_s - self.first_s)
 
 
 class BenchEngine:
@@ -41,8 +46,17 @@ class BenchEngine:
         self.engine, self.ready = assemble(config, checkpoint, lambda what, done, total: None)
         self._next_id = 0
 
-    def run(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> Ran:
-        """Answer all prompts at once with `max_tokens` tokens each; runs with one salt find each other's pages."""
+    def run(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        salt: str | None = None,
+        on_first: Callable[[], object] = lambda: None,
+    ) -> Ran:
+        """Answer all prompts at once with `max_tokens` tokens each; runs with one salt find each other's pages.
+
+        `on_first` is called once every request has its first token.
+        """
         root = root_hash(self.ready.namespace, str(self._next_id) if salt is None else salt)
         ids = range(self._next_id, self._next_id + len(prompts))
         self._next_id += len(prompts)
@@ -54,7 +68,7 @@ class BenchEngine:
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
             messages.append(Submit(id=i, prompt=data, root=root, hashes=hashes, params=params))
         start = time.perf_counter()
-        first = 0.0
+        first, early = 0.0, 0
         cached = (0, 0, 0)
         replies = self.engine.tick(list(messages))
         while True:
@@ -68,10 +82,12 @@ class BenchEngine:
                         out[i].append(token)
             if not first and all(out.values()):
                 first = time.perf_counter() - start
+                early = sum(map(len, out.values()))
+                on_first()
             if not self.engine.computing:
                 break
             replies = self.engine.tick([])
-        return Ran(list(out.values()), first, time.perf_counter() - start, cached)
+        return Ran(list(out.values()), first, time.perf_counter() - start, cached, early)
 
     def settle(self) -> None:
         """Until every copy and spill is over."""
@@ -89,50 +105,67 @@ class BenchEngine:
 
 
 class RandomReader:
-    """Tensors of a Llama drawn from N(0, 0.02) on `device`, by name: weights without a file."""
+    """Tensors of these shapes drawn from N(0, 0.02) on `device`, by name: weights without a file.
+
+    Norms are around 1, the experts' correction bias (float32, as in files) is 0.
+    """
 
     files = ()
 
-    def __init__(self, config: LlamaConfig, device: torch.device) -> None:
-        self._device = device
-        c = config
-        wide, rows, shared = c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
-            "model.norm.weight": (c.hidden_size,),
-            "lm_head.weight": (c.vocab_size, c.hidden_size),
-        }
-        for i in range(c.num_layers):
-            p = f"model.layers.{i}."
-            shapes |= {
-                p + "input_layernorm.weight": (c.hidden_size,),
-                p + "post_attention_layernorm.weight": (c.hidden_size,),
-                p + "self_attn.q_proj.weight": (rows, c.hidden_size),
-                p + "self_attn.k_proj.weight": (shared, c.hidden_size),
-                p + "self_attn.v_proj.weight": (shared, c.hidden_size),
-                p + "self_attn.o_proj.weight": (c.hidden_size, rows),
-                p + "mlp.gate_proj.weight": (wide, c.hidden_size),
-                p + "mlp.up_proj.weight": (wide, c.hidden_size),
-                p + "mlp.down_proj.weight": (c.hidden_size, wide),
-            }
+    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
         self._shapes = shapes
+        self._seeds = {name: seed for seed, name in enumerate(shapes)}
+        self._device = device
 
     def names(self) -> list[str]:
         return list(self._shapes)
 
+    def stored_names(self) -> list[str]:
+        return self.names()
+
     def info(self, name: str) -> TensorInfo:
+        if name not in self._shapes:
+            raise ModelError(f"random weights have no tensor {name!r}")
         shape = self._shapes[name]
-        return TensorInfo(name, "BF16", shape, 2 * int(np.prod(shape)))
+        stored, size = ("F32", 4) if name.endswith(_FLOAT32) else ("BF16", 2)
+        return TensorInfo(name, stored, shape, size * int(np.prod(shape)))
 
     def raw(self, name: str) -> memoryview:
         return memoryview(name.encode())  # the name is all that the numbers depend on
 
     def load(self, name: str) -> torch.Tensor:
-        generator = torch.Generator(self._device).manual_seed(list(self._shapes).index(name))
         shape = self._shapes[name]
+        if name.endswith(_FLOAT32):
+            return torch.zeros(shape, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(self._seeds[name])
         values = torch.empty(shape, device=self._device, dtype=torch.bfloat16)
         values.normal_(0.0, 0.02, generator=generator)
         return values.add_(1.0) if name.endswith("norm.weight") else values
+
+
+def llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Llama checkpoint."""
+    c = config
+    wide, rows, shared = c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+        "model.norm.weight": (c.hidden_size,),
+        "lm_head.weight": (c.vocab_size, c.hidden_size),
+    }
+    for i in range(c.num_layers):
+        p = f"model.layers.{i}."
+        shapes |= {
+            p + "input_layernorm.weight": (c.hidden_size,),
+            p + "post_attention_layernorm.weight": (c.hidden_size,),
+            p + "self_attn.q_proj.weight": (rows, c.hidden_size),
+            p + "self_attn.k_proj.weight": (shared, c.hidden_size),
+            p + "self_attn.v_proj.weight": (shared, c.hidden_size),
+            p + "self_attn.o_proj.weight": (c.hidden_size, rows),
+            p + "mlp.gate_proj.weight": (wide, c.hidden_size),
+            p + "mlp.up_proj.weight": (wide, c.hidden_size),
+            p + "mlp.down_proj.weight": (c.hidden_size, wide),
+        }
+    return shapes
 
 
 def random_llama(size: str, device: torch.device) -> Checkpoint:
@@ -162,4 +195,4 @@ def random_llama(size: str, device: torch.device) -> Checkpoint:
         bos_token_id=None,
         eos_token_ids=(),
     )
-    return Checkpoint(config, RandomReader(config, device))
+    return Checkpoint(config, RandomReader(llama_shapes(config), device))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benthic.models.registry import Checkpoint
+from benthic.weights.model_config import LlamaConfig as LlamaShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Transformers:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         c = checkpoint.config
+        assert isinstance(c, LlamaShape)
         config = LlamaConfig(
             vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
             num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,

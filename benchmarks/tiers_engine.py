@@ -18,8 +18,11 @@ from benchmarks.engine import BenchEngine, Ran, random_llama
 KINDS = ("cold", "l1", "l2", "l3")
 
 
-def first_tokens(engine: BenchEngine, tokens: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds to the first token of each kind, a list entry a round. Raises AssertionError for a wrong answer."""
+def first_tokens(engine: BenchEngine, tokens: int, repeats: int, *, exact: bool = True) -> dict[str, list[float]]:
+    """Seconds to the first token of each kind, a list entry a round. Raises AssertionError for a wrong answer.
+
+    Without `exact` a cold answer may differ from a hit's: where rounding decides between positions or experts.
+    """
     dice = random.Random(0)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     engine.run([[dice.randrange(100, 400) for _ in range(tokens)]], 4)  # everything is compiled and faulted in
@@ -38,7 +41,10 @@ def first_tokens(engine: BenchEngine, tokens: int, repeats: int) -> dict[str, li
             _check(kind, ran.cached, tokens)
         # hits compute the same few rows, so they are equal to the bit; cold ones come out of a longer product
         assert all(a.tokens == answers[1].tokens for a in answers[1:3]), [a.tokens for a in answers]
-        assert all(a.tokens[0][0] == answers[0].tokens[0][0] for a in answers), [a.tokens for a in answers]
+        if exact:
+            assert all(a.tokens[0][0] == answers[0].tokens[0][0] for a in answers), [a.tokens for a in answers]
+        like = answers[1 if sum(answers[3].cached) else 0]  # a prefix on disk may have been computed instead
+        assert exact or answers[3].tokens == like.tokens, [a.tokens for a in answers]
     return times
 
 

@@ -76,7 +76,7 @@ def finish(copies: CopyEngine, count: int) -> None:
 @contextmanager
 def opened(layers: int, slice_bytes: int, max_pitch: int | None = None) -> Iterator[Bench]:
     """Memory for one shape, brought in and registered."""
-    layout = FrameLayout((PayloadLayout("target_kv", layers, slice_bytes),))
+    layout = FrameLayout((PayloadLayout("target_kv", tuple(range(layers)), slice_bytes),))
     slabs = HostSlabs.open(SlabGeometry(frame_bytes=layout.frame_bytes, frames_per_lane=MOVED, num_owners=1))
     slabs.fault_in()
     pinned = slabs.register_cuda()

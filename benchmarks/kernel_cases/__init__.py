@@ -1,0 +1,1 @@
+"""What `benchmarks.kernels` times, a module for each group of kernels."""
