@@ -248,16 +248,16 @@ def main() -> None:
                                   "kv_dtype": args.kv_dtype}  # fmt: skip
     model = Model(read_raw(config, args.shared), device, options)
     figures = Figures(with_aims=on_gpu and config.name == "glm_dsa_8b.json")
-    run(model, work, args, figures, chunk)
-    if args.profile:
-        return
-    rows = [
-        ("model", f"{config.name}{', shared selections' if args.shared else ''}, random weights, KV {args.kv_dtype}")
-    ]
-    if on_gpu:
-        rows.append(("GPU", torch.cuda.get_device_name()))
-    values = {"config": config.name, "shared": args.shared, "kv_dtype": args.kv_dtype, **figures.values}
-    report("DSA", rows + figures.rows, values, as_json=args.json)
+    try:
+        run(model, work, args, figures, chunk)
+    finally:  # a part that fails must not cost the figures of those before it
+        if not args.profile:
+            shared = ", shared selections" if args.shared else ""
+            rows = [("model", f"{config.name}{shared}, random weights, KV {args.kv_dtype}")]
+            if on_gpu:
+                rows.append(("GPU", torch.cuda.get_device_name()))
+            values = {"config": config.name, "shared": args.shared, "kv_dtype": args.kv_dtype, **figures.values}
+            report("DSA", rows + figures.rows, values, as_json=args.json)
 
 
 def run(model: Model, work: Work, args: argparse.Namespace, figures: Figures, chunk: int) -> None:
