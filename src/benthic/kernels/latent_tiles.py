@@ -65,11 +65,16 @@ def has_hopper_kernels(device: torch.device) -> bool:
     """Whether `latent_hopper` runs there: a Hopper GPU and a Triton whose Gluon has what it uses."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
+    return has_gluon()
+
+
+def has_gluon() -> bool:
+    """Whether this Triton's Gluon is the one that `latent_hopper` is written for (3.6; 3.7 has renamed its barrier)."""
     try:
-        importlib.import_module("benthic.kernels.latent_hopper.prefill.kernel")
+        language = importlib.import_module("triton.experimental.gluon.language")
     except ImportError:
         return False
-    return True
+    return hasattr(language, "thread_barrier")
 
 
 def _head_rows(num_heads: int) -> int:
