@@ -72,3 +72,11 @@ def test_the_pairs_that_index_keys_turn_in_change_it(tmp_path: Path) -> None:
         (folder / "config.json").write_text(config.replace("{", f'{{"indexer_rope_interleave": {name}, ', 1))
         digests.add(model_namespace(open_checkpoint(locate(str(folder))), KVFormats(dtype=torch.float32), 16).digest)
     assert len(digests) == 2
+
+
+def test_opening_says_which_modules_are_fp8(caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(__file__).parents[1] / "data" / "oracles" / "deepseek_v32-fp8"
+    with caplog.at_level("INFO", logger="benthic.models.registry"):
+        open_checkpoint(locate(str(folder)))
+    assert "fp8 weights, dequantised on loading: " in caplog.text
+    assert "self_attn.kv_b_proj (" in caplog.text

@@ -16,7 +16,7 @@ from benthic.attention.latent import LatentBackend, LatentSpec
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
 from benthic.kernels.choice import has_triton
-from benthic.kernels.index_scores import index_scores_decode, index_scores_prefill
+from benthic.kernels.index_scores import index_scores_decode, index_scores_prefill, queries_per_pass
 from benthic.kernels.latent_decode import latent_decode
 from benthic.kernels.latent_prefill import latent_prefill
 from benthic.kernels.topk_select import topk_select
@@ -231,7 +231,7 @@ class TritonLatentBackend(LatentBackend):
 def _room(num_rows: int, num_keys: int, device: torch.device) -> torch.Tensor:
     """Where a pass's scores lie: float32 [rows, at least num_keys] of at most SCORE_BYTES, one row at least."""
     width = ceil_div(num_keys, _WIDTH) * _WIDTH
-    rows = min(num_rows, max(1, SCORE_BYTES // (4 * width)))
+    rows = min(num_rows, queries_per_pass(width, SCORE_BYTES))
     return torch.empty((rows, width), dtype=torch.float32, device=device)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,9 @@ _LLAMA_ROPE = ("theta", "kind", "factor", "low_freq_factor", "high_freq_factor",
 Model = LlamaModel | DeepseekModel
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened checkpoint: config read, files mapped, nothing loaded."""
@@ -41,7 +45,11 @@ def open_checkpoint(source: Source) -> Checkpoint:
         file = GGUFReader(source.path)
         config = config_from_gguf(file)
         return Checkpoint(config, LlamaGGUFReader(file, config))
-    return Checkpoint(read_config(source), DequantisingReader(SafetensorsReader(source.path)))
+    shape, reader = read_config(source), DequantisingReader(SafetensorsReader(source.path))
+    if modules := reader.summary().get("F8_E4M3"):
+        counts = ", ".join(f"{module} ({count})" for module, count in modules.items())
+        logger.info("fp8 weights, dequantised on loading: %s", counts)
+    return Checkpoint(shape, reader)
 
 
 def load_model(
