@@ -32,3 +32,7 @@ class RequestError(BenthicError):
 
 class EngineDead(BenthicError):
     """The engine process has ended or has stopped answering."""
+
+
+class PeerLost(BenthicError):
+    """An exchange with the other ranks broke off or took too long: one of them has ended or hangs."""

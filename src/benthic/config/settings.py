@@ -66,6 +66,26 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Over how many ranks an engine runs; at most one of the two sizes is above 1."""
+
+    cp_size: int = 1
+    tp_size: int = 1
+    expert_parallel: bool = False  # the routed experts are spread over the ranks
+    expert_dispatch: str = "allgather"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.cp_size * self.tp_size
+
+    @property
+    def flag(self) -> str:
+        """The option that asks for several ranks, for messages."""
+        return f"--cp {self.cp_size}" if self.cp_size > 1 else f"--tp {self.tp_size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP side."""
 
@@ -85,6 +105,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     runner: RunnerConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     log_level: str = "info"
 
 
