@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benthic.parallel.cp_split import RankStep
+
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -131,8 +133,30 @@ class LayerHooks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """The device's side of a `RankStep`, whose arrays these are by name. Slots and pages as it says there."""
+
+    step: RankStep
+    max_decode_len: int  # the longest decode row, pages of all ranks counted; 0: none. Replicated
+    max_prefill_len: int  # where the prefill row that goes furthest ends; 0: none. Replicated
+    gather_rows: torch.Tensor  # int64 [T - D]
+    work_slots: torch.Tensor  # int64 [T]
+    context_pages: torch.Tensor  # int64
+    context_from: torch.Tensor  # int64
+    context_to: torch.Tensor  # int64
+    write_rows: torch.Tensor  # int64
+    write_slots: torch.Tensor  # int64
+    decode_table: torch.Tensor  # int32 [D, M']
+    decode_lens: torch.Tensor  # int32 [D]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """What the model and the attention backend see. All tensors are on the device; the host numbers are replicated.
+
+    With context parallelism (`ranks`) it holds the rows that this rank computes: T = N, the prefill rows are its
+    segments, `kv_slots` and the segments' rows of `page_table` are of the work pool (padding: its scratch page), and
+    the decode rows' `page_table` means nothing; the attention backend has the rest from `ranks`.
 
     In a decode graph the tensors are static buffers: rows past the real batch have seq_len 1, page 0 of the table =
     the pool's scratch page, and write their KV there.
@@ -152,3 +176,4 @@ class ForwardBatch:
     seq_lens_host: tuple[int, ...] = field(default=())  # [R]
     in_graph: bool = False
     hooks: LayerHooks | None = None
+    ranks: RankBatch | None = None

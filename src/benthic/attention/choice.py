@@ -9,7 +9,10 @@ import torch
 from benthic.attention.interface import Attention, AttentionBackend, AttentionSpec
 from benthic.attention.latent import LatentBackend, LatentSpec
 from benthic.attention.paired import PairedBackend, PairedLatentBackend
+from benthic.attention.sharded import ShardedBackend
+from benthic.attention.sharded_latent import ShardedLatentBackend
 from benthic.common.errors import ConfigError
+from benthic.parallel.collectives import Collectives
 
 Spec = AttentionSpec | LatentSpec
 Backend = type[AttentionBackend] | type[LatentBackend]
@@ -76,8 +79,14 @@ def make(backend: Backend, spec: Spec, pools: Mapping[str, torch.Tensor]) -> Att
     return backend(spec, pools["target_kv"], pools.get("index_k"))
 
 
-def make_pair(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor]) -> Attention:
-    """One backend where the two are the same, else both over the same pools."""
+def make_pair(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor], group: Collectives | None = None) -> Attention:
+    """One backend where the two are the same, else both over the same pools.
+
+    With a `group` of several context-parallel ranks, one over this rank's pools that works with the others': prefill
+    rows by `pair.prefill`, decode rows in plain torch.
+    """
+    if group is not None and group.size > 1:
+        return _sharded(pair.prefill, spec, pools, group)
     prefill = make(pair.prefill, spec, pools)
     if pair.decode is pair.prefill:
         return prefill
@@ -87,6 +96,14 @@ def make_pair(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor]) -> Atte
         return PairedBackend(prefill, decode)
     assert isinstance(decode, LatentBackend)
     return PairedLatentBackend(prefill, decode)
+
+
+def _sharded(kind: Backend, spec: Spec, pools: Mapping[str, torch.Tensor], group: Collectives) -> Attention:
+    if issubclass(kind, AttentionBackend):
+        assert isinstance(spec, AttentionSpec)
+        return ShardedBackend(spec, pools["target_kv"], group, kind)
+    assert isinstance(spec, LatentSpec)
+    return ShardedLatentBackend(spec, pools["target_kv"], pools.get("index_k"), group, kind)
 
 
 def _load(place: tuple[str, str], spec: Spec) -> Backend | str:

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 
 from benthic.attention.latent import LatentBackend, LatentSpec
+from benthic.attention.latent_reading import all_positions, entry_floats, key_scores, read_keys, read_latents
 from benthic.attention.torch_backend import group_by_length
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
-from benthic.kernels.latent_records import SCALE_BLOCK, latent_parts
 from benthic.kernels.topk_select import topk_select
 
 BLOCK_BYTES = 4 << 20  # that a block gathers or computes
@@ -167,13 +167,12 @@ class TorchLatentBackend(LatentBackend):
         index = self.spec.index
         assert index is not None
         if group.longest <= index.topk:
-            selected[group.rows] = _all_positions(group.lens, index.topk)
+            selected[group.rows] = all_positions(group.lens, index.topk)
             return
         for rows in _slices(len(group.rows), group.longest * (index.head_dim + index.num_heads) * 8):
             where = group.rows[rows]
-            keys = self._read_keys(ordinal, group.pages[rows], group.longest)
-            products = torch.bmm(queries[where], keys.transpose(1, 2)).relu_()
-            scores = torch.bmm(weights[where].unsqueeze(1), products).squeeze(1).float()
+            keys = self._keys(ordinal, group.pages[rows], group.longest)
+            scores = key_scores(queries[where], weights[where], keys)
             selected[where] = topk_select(scores, group.lens[rows], index.topk)
 
     def _select_prefill(
@@ -187,11 +186,11 @@ class TorchLatentBackend(LatentBackend):
     ) -> None:
         index = self.spec.index
         assert index is not None
-        keys = self._read_keys(ordinal, row.pages.unsqueeze(0), row.num_keys)[0] if row.num_keys > index.topk else None
+        keys = self._keys(ordinal, row.pages.unsqueeze(0), row.num_keys)[0] if row.num_keys > index.topk else None
         for block, seen in row.blocks((index.num_heads + 1) * 8):
             lens = (positions[block] + 1).to(torch.int32)
             if keys is None or seen <= index.topk:
-                selected[block] = _all_positions(lens, index.topk)
+                selected[block] = all_positions(lens, index.topk)
                 continue
             products = queries[block].reshape(-1, index.head_dim) @ keys[:seen].T
             products = products.relu_().view(len(lens), index.num_heads, seen)
@@ -205,7 +204,7 @@ class TorchLatentBackend(LatentBackend):
             where = group.rows[rows]
             keys = torch.arange(group.longest, device=q.device)
             hidden = keys >= group.lens[rows].unsqueeze(1)
-            entries = self._read_latents(layer, group.pages[rows], group.longest)
+            entries = self._context(layer, group.pages[rows], group.longest)
             out[where] = self._attended(q[where], entries, hidden).to(out.dtype)
 
     def _sparse_decode(
@@ -219,12 +218,12 @@ class TorchLatentBackend(LatentBackend):
             chosen.clamp_(min=0)
             pages = table[rows].gather(1, torch.div(chosen, size, rounding_mode="floor"))
             slots = pages.mul_(size).add_(chosen.remainder_(size))
-            entries = self._floats(pool.index_select(0, slots.flatten())).view(*slots.shape, -1)
+            entries = entry_floats(pool.index_select(0, slots.flatten()), self.spec.rank).view(*slots.shape, -1)
             out[rows] = self._attended(q[rows], entries, hidden).to(out.dtype)
 
     def _dense_prefill(self, layer: int, q: torch.Tensor, row: _Prefill, out: torch.Tensor) -> None:
         heads, rank = self.spec.num_heads, self.spec.rank
-        context = self._read_latents(layer, row.pages.unsqueeze(0), row.num_keys)[0]
+        context = self._context(layer, row.pages.unsqueeze(0), row.num_keys)[0]
         for block, seen in row.blocks(heads * 4):
             count = block.stop - block.start
             entries = context[:seen]
@@ -238,7 +237,7 @@ class TorchLatentBackend(LatentBackend):
         self, layer: int, q: torch.Tensor, selected: torch.Tensor, row: _Prefill, out: torch.Tensor
     ) -> None:
         width = q.shape[2]
-        context = self._read_latents(layer, row.pages.unsqueeze(0), row.num_keys)[0]
+        context = self._context(layer, row.pages.unsqueeze(0), row.num_keys)[0]
         chosen = selected[row.start : row.end, : row.num_keys]  # no more than there are, with K of them
         hidden = chosen < 0
         chosen = chosen.clamp(min=0)
@@ -263,42 +262,12 @@ class TorchLatentBackend(LatentBackend):
 
     # --- the pools ----------------------------------------------------------------------------------------------------
 
-    def _read_latents(self, layer: int, pages: torch.Tensor, num_keys: int) -> torch.Tensor:
-        """pages int64 [n, M] -> float32 [n, num_keys, W], the first ones of these pages."""
-        entries = self.latents[layer].index_select(0, pages.flatten())
-        return self._floats(entries.view(len(pages), -1, entries.shape[-1])[:, :num_keys])
+    def _context(self, layer: int, pages: torch.Tensor, num_keys: int) -> torch.Tensor:
+        return read_latents(self.latents[layer], pages, num_keys, self.spec.rank)
 
-    def _floats(self, entries: torch.Tensor) -> torch.Tensor:
-        """Entries of the pool [..., bytes or W] -> float32 [..., W]."""
-        if entries.dtype != torch.uint8:
-            return entries.float()
-        parts = latent_parts(entries, self.spec.rank)
-        assert parts.scales is not None
-        scales = parts.scales.repeat_interleave(SCALE_BLOCK, -1)[..., : self.spec.rank]
-        return torch.cat((parts.latents.float() * scales, parts.rope.float()), -1)
-
-    def _read_keys(self, ordinal: int, pages: torch.Tensor, num_keys: int) -> torch.Tensor:
-        """pages int64 [n, M] -> index keys float64 [n, num_keys, E], the first ones of these pages."""
-        index, size = self.spec.index, self.spec.page_size
-        assert index is not None
-        stored = self._index_pool(ordinal).index_select(0, pages.flatten())
-        stored = stored.view(*pages.shape, *stored.shape[1:])
-        if stored.dtype != torch.uint8:
-            return stored.flatten(1, 2)[:, :num_keys].double()
-        codes = stored[..., : size * index.head_dim].view(torch.float8_e4m3fn).float()
-        scales = stored[..., size * index.head_dim :].contiguous().view(torch.float32).double()
-        keys = codes.view(*stored.shape[:2], size, index.head_dim) * scales.unsqueeze(-1)
-        return keys.flatten(1, 2)[:, :num_keys]
-
-    def _index_pool(self, ordinal: int) -> torch.Tensor:
+    def _keys(self, ordinal: int, pages: torch.Tensor, num_keys: int) -> torch.Tensor:
         assert self.index_keys is not None
-        return self.index_keys[ordinal]
-
-
-def _all_positions(lens: torch.Tensor, topk: int) -> torch.Tensor:
-    """int32 [n, K]: 0 … len - 1, then -1, for lens of at most K."""
-    positions = torch.arange(topk, dtype=torch.int32, device=lens.device)
-    return torch.where(positions < lens.unsqueeze(1), positions, -1)
+        return read_keys(self.index_keys[ordinal], pages, num_keys, self.spec)
 
 
 def _slices(count: int, item_bytes: int) -> Iterator[slice]:

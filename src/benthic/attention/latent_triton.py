@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from benthic.attention.latent import LatentBackend, LatentSpec
+from benthic.attention.latent_reading import all_positions
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
 from benthic.kernels.choice import has_triton
@@ -110,10 +111,12 @@ class TritonLatentBackend(LatentBackend):
         if metadata.decode_bound > index.topk:
             self._select_decode(queries, weights, keys, metadata, selected)
         elif batch.num_decode:
-            selected[: batch.num_decode] = _all_of(metadata.decode_lens, index.topk)
+            selected[: batch.num_decode] = all_positions(metadata.decode_lens, index.topk)
         for stretch in metadata.stretches:
             if stretch.dense:
-                selected[stretch.start : stretch.end] = _all_of(metadata.lens[stretch.start : stretch.end], index.topk)
+                selected[stretch.start : stretch.end] = all_positions(
+                    metadata.lens[stretch.start : stretch.end], index.topk
+                )
             else:
                 self._select_stretch(queries, weights, keys, stretch, metadata.lens, selected)
         return selected
@@ -239,12 +242,6 @@ def _passes(num_rows: int, room: torch.Tensor) -> Iterator[slice]:
     """Slices of at most as many rows as there is room for."""
     for start in range(0, num_rows, len(room)):
         yield slice(start, min(start + len(room), num_rows))
-
-
-def _all_of(lens: torch.Tensor, topk: int) -> torch.Tensor:
-    """The selection of tokens that see at most K positions: int32 [n, K]."""
-    positions = torch.arange(topk, dtype=torch.int32, device=lens.device)
-    return torch.where(positions < lens.unsqueeze(1), positions, -1)
 
 
 __all__ = ["SCORE_BYTES", "LatentMetadata", "TritonLatentBackend"]

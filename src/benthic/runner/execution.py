@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 
 from benthic.attention.interface import Attention
 from benthic.forward import ForwardBatch, LayerHooks, LogprobRows, StepInput, StepOutput
+from benthic.parallel.collectives import Collectives
+from benthic.parallel.cp_split import RankStep
+from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.runner.copy_out import CopyOut, InFlight
 from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
+from benthic.runner.rank_rows import Arrays, padded, rank_arrays, rank_batch, rows_for_all, split
 from benthic.runner.sampler import DeviceLogprobs, Sampler, log_probabilities
 from benthic.runner.sampling_plan import SamplingPlan
 from benthic.runner.staging import Staging
@@ -49,7 +53,10 @@ class StepExecutor:
         last_tokens: torch.Tensor,
         sampler: Sampler,
         shape: RunnerShape,
+        layout: ParallelLayout = SINGLE,
+        group: Collectives | None = None,
     ) -> None:
+        """`group` joins the ranks of `layout`; None: there is one."""
         self._model = model
         self._attention = attention
         self._graphs = graphs
@@ -58,6 +65,8 @@ class StepExecutor:
         self._sampler = sampler
         self._staging = Staging(shape.device)
         self._copy_out = CopyOut(shape.device)
+        self._layout = layout
+        self._group = group
 
     def execute(self, step: StepInput, hooks: LayerHooks | None = None) -> Launched:
         """Queue the step's work; on a CPU, do it. The hooks' `end` is called even where it fails."""
@@ -73,6 +82,8 @@ class StepExecutor:
         return launched
 
     def _execute(self, step: StepInput, hooks: LayerHooks | None) -> Launched:
+        if self._group is not None:
+            return self._execute_rank(step, hooks, self._group)
         plan = self._sampler.plan(step.sampling, step.penalty_inits)
         arrays = dict(plan.arrays)
         arrays["sample_slots"] = step.sample_slots
@@ -99,26 +110,74 @@ class StepExecutor:
             self._sample(plan, tensors, sampled_hidden, logits, greedy, results)
         return Launched(self._copy_out.start(results), _Assembly(step, plan))
 
-    def _eager_arrays(self, step: StepInput) -> dict[str, NDArray[Any]]:
+    # --- one of several ranks -----------------------------------------------------------------------------------------
+
+    def _execute_rank(self, step: StepInput, hooks: LayerHooks | None, group: Collectives) -> Launched:
+        """The first rank samples for all; the others learn the tokens on the device, for their next step's input."""
+        leads = self._layout.leads
+        part = split(step, self._shape.page_size, group) if self._layout.cp_size > 1 else None
+        plan = self._sampler.plan(step.sampling, step.penalty_inits) if leads else None
+        arrays = self._eager_arrays(step) if part is None else self._rank_arrays(step, part)
+        if plan is not None:
+            arrays.update(plan.arrays)
+        arrays["sample_slots"] = step.sample_slots
+        tensors = self._staging.upload(arrays)
+        results: Tensors = {}
+        if plan is not None:
+            self._sampler.start_penalties(tensors)
+        hidden = self._eager(step, tensors, hooks, part)
+        self._prompt_logprobs(step, hidden, tensors, results, part)
+        if not len(step.sample_rows):
+            return Launched(self._copy_out.start(results), _Assembly(step, plan))
+        sampled_hidden = self._rows(hidden, step.sample_rows, part)
+        if plan is not None:
+            self._sample(plan, tensors, sampled_hidden, self._model.logits(sampled_hidden), None, results)
+            tokens = results["tokens"].to(torch.int64)
+        else:
+            tokens = torch.empty(len(step.sample_rows), dtype=torch.int64, device=self._shape.device)
+        group.broadcast(tokens)
+        if plan is None:
+            self._last_tokens.index_copy_(0, tensors["sample_slots"], tokens)
+            results["tokens"] = tokens.to(torch.int32)
+        return Launched(self._copy_out.start(results), _Assembly(step, plan))
+
+    def _rank_arrays(self, step: StepInput, part: RankStep) -> Arrays:
+        rows = len(part.own_rows)
+        rows = padded_rows(max(1, rows)) if self._shape.device.type == "cpu" else max(1, rows)  # never an empty product
+        arrays = rank_arrays(step, part, rows, self._shape.page_size)
+        arrays["decode_slots"] = step.state_slots[: step.num_decode]
+        arrays.update(self._prompt_arrays(step))
+        return arrays
+
+    def _rows(self, hidden: torch.Tensor, rows: NDArray[np.int64], part: RankStep | None) -> torch.Tensor:
+        """Hidden states of these rows of the step's T: on every rank where one computed them alone."""
+        if part is None or (rows < part.num_decode).all():  # each rank has all decode rows, at the same places
+            return hidden.index_select(0, torch.from_numpy(rows).to(hidden.device))
+        assert self._group is not None
+        return rows_for_all(hidden, part, rows, self._group)
+
+    def _eager_arrays(self, step: StepInput) -> Arrays:
         cu_query_lens = np.zeros(len(step.query_lens) + 1, dtype=np.int32)
         np.cumsum(step.query_lens, out=cu_query_lens[1:])
         rows, samples = step.num_tokens, len(step.sample_rows)
         if self._shape.device.type == "cpu":  # what is added belongs to no sequence and writes to the scratch page
             rows, samples = padded_rows(rows), padded_rows(samples) if samples > 1 else samples
-        arrays: dict[str, NDArray[Any]] = {
-            "token_ids": _pad(step.token_ids, rows, 0),
-            "positions": _pad(step.positions, rows, 0),
-            "kv_slots": _pad(step.kv_slots, rows, self._shape.num_pages * self._shape.page_size),
+        return {
+            "token_ids": padded(step.token_ids, rows, 0),
+            "positions": padded(step.positions, rows, 0),
+            "kv_slots": padded(step.kv_slots, rows, self._shape.num_pages * self._shape.page_size),
             "seq_lens": step.seq_lens,
             "page_table": step.page_table,
             "decode_slots": step.state_slots[: step.num_decode],
-            "sample_rows": _pad(step.sample_rows, samples, 0),
+            "sample_rows": padded(step.sample_rows, samples, 0),
             "cu_query_lens": cu_query_lens,
+            **self._prompt_arrays(step),
         }
-        for i, (_, count, _, tokens) in enumerate(step.prompt_logprobs):
+
+    def _prompt_arrays(self, step: StepInput) -> Arrays:
+        for _, count, _, tokens in step.prompt_logprobs:
             assert len(tokens) == count
-            arrays[f"prompt{i}"] = tokens
-        return arrays
+        return {f"prompt{i}": tokens for i, (_, _, _, tokens) in enumerate(step.prompt_logprobs)}
 
     def _graph_size(self, step: StepInput) -> int | None:
         if step.num_tokens != step.num_decode or step.num_decode == 0:
@@ -126,12 +185,17 @@ class StepExecutor:
         assert np.array_equal(step.sample_slots, step.state_slots), "a decode step samples each of its rows, in order"
         return self._graphs.size_for(step.num_decode)
 
-    def _eager(self, step: StepInput, tensors: Tensors, hooks: LayerHooks | None) -> torch.Tensor:
-        """Hidden states [T, hidden_size] of any step; on a CPU with rows of padding behind them."""
+    def _eager(
+        self, step: StepInput, tensors: Tensors, hooks: LayerHooks | None, part: RankStep | None = None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of any step, or of its `part`; on a CPU with rows of padding behind them."""
         num_decode = step.num_decode
         input_ids = tensors["token_ids"].to(torch.int64)
         if num_decode:
             input_ids[:num_decode] = self._last_tokens.index_select(0, tensors["decode_slots"])
+        if part is not None:
+            batch = rank_batch(step, part, tensors, input_ids, hooks)
+            return self._model(batch, self._attention, self._attention.begin(batch))
         batch = ForwardBatch(
             num_tokens=step.num_tokens,
             num_decode=num_decode,
@@ -167,12 +231,19 @@ class StepExecutor:
         if "hidden_rows" in tensors:
             results["hidden"] = hidden.index_select(0, tensors["hidden_rows"]).float()
 
-    def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor, tensors: Tensors, results: Tensors) -> None:
+    def _prompt_logprobs(
+        self, step: StepInput, hidden: torch.Tensor, tensors: Tensors, results: Tensors, part: RankStep | None = None
+    ) -> None:
         for i, (first, count, num_top, _) in enumerate(step.prompt_logprobs):
             parts = []
             for start in range(0, count, PROMPT_LOGPROB_ROWS):
                 stop = min(start + PROMPT_LOGPROB_ROWS, count)
-                logits = self._model.logits(hidden[first + start : first + stop])
+                rows = hidden[first + start : first + stop]
+                if part is not None:
+                    rows = self._rows(hidden, np.arange(first + start, first + stop), part)
+                if not self._layout.leads:
+                    continue
+                logits = self._model.logits(rows)
                 parts.append(log_probabilities(logits, tensors[f"prompt{i}"][start:stop].to(torch.int64), num_top))
             if parts:
                 _put(f"prompt{i}", _concatenate(parts), results)
@@ -183,9 +254,11 @@ class _Assembly:
     """From what came back to a StepOutput."""
 
     step: StepInput
-    plan: SamplingPlan
+    plan: SamplingPlan | None  # None: another rank samples, and has all but the tokens
 
     def __call__(self, arrays: dict[str, NDArray[Any]]) -> StepOutput:
+        if self.plan is None:
+            return StepOutput(tokens=arrays.get("tokens", np.zeros(0, dtype=np.int32)))
         logprobs = None
         if "logprobs.chosen" in arrays:
             logprobs = _spread(_take("logprobs", arrays), self.plan.logprob_rows, self.plan.num_rows)
@@ -211,12 +284,6 @@ def padded_rows(rows: int) -> int:
     """
     step = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 512 else 128
     return -(-rows // step) * step
-
-
-def _pad(array: NDArray[Any], rows: int, value: int) -> NDArray[Any]:
-    if rows <= len(array):
-        return array
-    return np.concatenate([array, np.full(rows - len(array), value, array.dtype)])
 
 
 def _put(name: str, rows: DeviceLogprobs, results: Tensors) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from benthic.attention.interface import Attention
 from benthic.config import RunnerConfig
 from benthic.forward import LayerHooks, StepInput, StepOutput
+from benthic.parallel.collectives import Collectives
+from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.runner.execution import Launched, StepExecutor
 from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
 from benthic.runner.interface import RunnerInfo
@@ -98,7 +101,12 @@ class ModelRunner:
         device: torch.device,
         info: RunnerInfo,
         warm_contexts: tuple[int, ...] = (),
+        layout: ParallelLayout = SINGLE,
+        group: Collectives | None = None,
     ) -> None:
+        """`group` joins the runners' threads of all ranks of `layout`, each of which gets the same steps."""
+        if group is not None:
+            config = replace(config, graph_batch_sizes=())  # an exchange between ranks can't be captured yet
         self.info = info
         self._shape = RunnerShape(
             max_running=max_running,
@@ -120,6 +128,8 @@ class ModelRunner:
             last_tokens=last_tokens,
             sampler=Sampler(vocab_size=info.vocab_size, num_slots=max_running + 1, device=device),
             shape=self._shape,
+            layout=layout,
+            group=group,
         )
         self._failure: BaseException | None = None
         self._outstanding: set[_Pending] = set()
