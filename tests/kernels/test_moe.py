@@ -124,6 +124,20 @@ def test_experts_agree(
     assert_close(run(*case), expected_sum(*case), dtype)
 
 
+@pytest.mark.parametrize("run", [experts_triton, experts_reference, experts])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "k"), [(1, 3), (7, 2), (40, 4)])
+@pytest.mark.parametrize("kept", [0.0, 0.4])
+def test_pairs_of_no_expert_add_nothing(run: object, tokens: int, k: int, dtype: torch.dtype, kept: float) -> None:
+    x, chosen, weights, gate_up, down = make_experts(tokens, k, 5, 48, 24, dtype)
+    none = torch.rand(tokens, k, generator=torch.Generator().manual_seed(1)).to(DEVICE) >= kept
+    everything = expected_sum(x, chosen, weights.masked_fill(none, 0), gate_up, down)
+    out = torch.full((tokens, 48), torch.nan, device=DEVICE)  # float32 whatever x is: sums that are not rounded yet
+    run(x, chosen.masked_fill(none, -1), weights, gate_up, down, out)
+    assert_close(out, everything, dtype)
+    assert not out[none.all(1)].any()
+
+
 def test_experts_agree_with_every_token_at_one_expert_and_larger_tiles() -> None:
     x, chosen, weights, gate_up, down = make_experts(70, 1, 9, 40, 24, torch.float32)
     chosen.fill_(5)
@@ -160,6 +174,20 @@ def test_sorting_covers_each_pair_once(tokens: int, k: int, num_experts: int, ro
     assert covered == order.tolist()
     full = sum(-(-n // rows) for n in flat.long().bincount().tolist())
     assert all(count == 0 for *_, count in items.tolist()[full:])
+
+
+@pytest.mark.parametrize(("tokens", "k", "rows"), [(3, 2, 16), (50, 4, 16), (1100, 8, 32)])
+def test_sorting_leaves_out_pairs_of_no_expert(tokens: int, k: int, rows: int) -> None:
+    chosen = make_experts(tokens, k, 20, 1, 1, torch.float32)[1] - 13  # 7 experts of 20
+    chosen = chosen.clamp(min=-1).contiguous()
+    order, inverse, items, ends = sort_pairs(chosen, 7, rows)
+    flat = chosen.flatten()
+    none = int((flat < 0).sum())
+    expected = flat.argsort(stable=True).tolist()[none:]
+    assert order.tolist() == expected + [0] * none
+    assert (inverse[flat < 0] == -1).all()
+    assert order[inverse[flat >= 0].long()].tolist() == (flat >= 0).nonzero().flatten().tolist()
+    assert ends[-1] == items[:, 2].sum() == len(flat) - none
 
 
 def test_the_table_has_a_plan_for_every_size() -> None:

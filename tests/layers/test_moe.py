@@ -7,6 +7,7 @@ from benthic.layers.linear import Linear
 from benthic.layers.mlp import GatedMLP
 from benthic.layers.moe import MoE
 from benthic.weights.dsa_config import MoEConfig
+from tests.support.rank_batches import moe_batch
 
 HIDDEN, WIDE, EXPERTS = 12, 10, 8
 CONFIG = MoEConfig(
@@ -33,7 +34,7 @@ def test_the_sum_of_the_best_experts_and_the_shared_one(tokens: int, in_stack: b
         layer = MoE(CONFIG, router, bias, gate_up, down, None)
     else:
         layer = MoE(CONFIG, router, bias, gate_up[:-1], down[:-1], GatedMLP(Linear(gate_up[-1]), Linear(down[-1])))
-    out = layer(x)
+    out = layer(x, moe_batch(None))
     for token in range(tokens):
         scores = (router.double() @ x[token].double()).sigmoid()
         biased = scores + bias.double()

@@ -4,6 +4,7 @@ import torch
 
 from benthic.kernels.silu_mul import silu_mul
 from benthic.layers.linear import Linear
+from benthic.layers.linear_sum import LinearSum
 
 
 class GatedMLP:
@@ -11,7 +12,7 @@ class GatedMLP:
 
     __slots__ = ("_down", "_gate_up")
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear | LinearSum) -> None:
         self._gate_up = gate_up
         self._down = down
 

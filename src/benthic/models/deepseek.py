@@ -61,7 +61,8 @@ class DeepseekModel:
             norm = layer.attention_norm
             normed = norm(residual) if added is None else norm.after_add(added, residual)
             projected, selected = layer.attention(index, normed, turn, batch, attention, metadata, selected)
-            added = layer.mlp(layer.mlp_norm.after_add(projected, residual))
+            normed, mlp = layer.mlp_norm.after_add(projected, residual), layer.mlp
+            added = mlp(normed, batch) if isinstance(mlp, MoE) else mlp(normed)
         return self._norm(residual) if added is None else self._norm.after_add(added, residual)
 
     @torch.inference_mode()

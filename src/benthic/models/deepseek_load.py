@@ -8,22 +8,42 @@ from benthic.layers.latent_rope import latent_rope_table
 from benthic.layers.linear import Linear
 from benthic.layers.mla import LatentAttention, LatentWeights
 from benthic.layers.mlp import GatedMLP
-from benthic.layers.moe import MoE
+from benthic.layers.moe import ExpertShare, MoE
 from benthic.layers.norm import RMSNorm
 from benthic.models.deepseek import DeepseekLayer, DeepseekModel
 from benthic.models.deepseek_tensors import model_shapes, report_leftovers
 from benthic.models.llama_load import Progress
+from benthic.models.rank_shape import local_experts, local_shape
+from benthic.parallel.collectives import Collectives
+from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.weights.checkpoint import take, total_bytes
 from benthic.weights.dsa_config import DsaConfig
 from benthic.weights.interface import TensorReader
 
 
 def load_deepseek(
-    config: DsaConfig, reader: TensorReader, device: torch.device, dtype: torch.dtype, progress: Progress
+    config: DsaConfig,
+    reader: TensorReader,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    layout: ParallelLayout = SINGLE,
+    group: Collectives | None = None,
 ) -> DeepseekModel:
-    """The model on `device`. Raises ModelError for a missing tensor or a wrong shape."""
-    model = _Loader(config, reader, device, dtype, progress).model()
-    report_leftovers(config, reader)
+    """The model on `device`; of the routed experts only this rank's are read.
+
+    Raises ModelError for a missing tensor or a wrong shape, ConfigError for tensor parallelism and for experts that
+    can't be spread over the ranks.
+    """
+    local_shape(config, layout)  # refuses what can't be cut
+    share = None
+    if layout.ep_size > 1:
+        assert group is not None
+        assert group.size == layout.ep_size
+        share = ExpertShare(group, local_experts(config, layout).start)
+    model = _Loader(config, reader, device, dtype, progress, local_experts(config, layout), share).model()
+    if layout.leads:
+        report_leftovers(config, reader)
     return model
 
 
@@ -31,14 +51,23 @@ class _Loader:
     """Owns the count of bytes read."""
 
     def __init__(
-        self, config: DsaConfig, reader: TensorReader, device: torch.device, dtype: torch.dtype, progress: Progress
+        self,
+        config: DsaConfig,
+        reader: TensorReader,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress,
+        experts: range,
+        share: ExpertShare | None,
     ) -> None:
         self._config = config
         self._reader = reader
         self._device = device
         self._dtype = dtype
         self._progress = progress
-        self._shapes = model_shapes(config)
+        self._experts = experts
+        self._share = share
+        self._shapes = model_shapes(config, experts)
         self._done = 0
         self._total = total_bytes(reader, self._shapes)
         self._ordinal = 0  # indexing layers made so far
@@ -105,8 +134,9 @@ class _Loader:
     def _moe(self, prefix: str) -> MoE:
         c = self._config.moe
         # a single shared expert is shaped like the others: on a GPU one more of them costs no launch of its own
-        in_stack = c.num_shared_experts == 1 and self._device.type == "cuda"
-        experts = [f"{prefix}experts.{expert}." for expert in range(c.num_experts)]
+        # (not where ranks share the experts: each would add it)
+        in_stack = c.num_shared_experts == 1 and self._device.type == "cuda" and self._share is None
+        experts = [f"{prefix}experts.{expert}." for expert in self._experts]
         if in_stack:
             experts.append(f"{prefix}shared_experts.")
         wide, hidden = c.intermediate_size, self._config.hidden_size
@@ -123,6 +153,7 @@ class _Loader:
             gate_up,
             down,
             None if in_stack else self._mlp(f"{prefix}shared_experts."),
+            self._share,
         )
 
     def _linear(self, *names: str) -> Linear:

@@ -14,15 +14,15 @@ Shapes = dict[str, tuple[int, ...]]
 _SHOWN = 3  # names in a message
 
 
-def model_shapes(config: DsaConfig) -> Shapes:
-    """Every tensor of the decoder, its layers' included."""
+def model_shapes(config: DsaConfig, experts: range | None = None) -> Shapes:
+    """Every tensor of the decoder, its layers' included; of the routed experts only `experts`, where given."""
     hidden = config.hidden_size
     shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     for layer in range(config.num_layers):
         indexes = config.indexer is not None and config.indexer.layers[layer]
-        shapes |= layer_shapes(config, layer, indexes=indexes, has_experts=config.moe.layers[layer])
+        shapes |= layer_shapes(config, layer, indexes=indexes, has_experts=config.moe.layers[layer], experts=experts)
     return shapes
 
 
@@ -36,15 +36,19 @@ def mtp_shapes(config: DsaConfig) -> Shapes:
     return shapes
 
 
-def layer_shapes(config: DsaConfig, layer: int, *, indexes: bool, has_experts: bool) -> Shapes:
-    """Every tensor of one decoder layer."""
+def layer_shapes(
+    config: DsaConfig, layer: int, *, indexes: bool, has_experts: bool, experts: range | None = None
+) -> Shapes:
+    """Every tensor of one decoder layer; of its routed experts only `experts`, where given."""
     prefix, hidden = f"model.layers.{layer}.", config.hidden_size
     shapes: Shapes = {f"{prefix}{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
     shapes |= _attention(config, prefix + "self_attn.")
     if indexes:
         shapes |= _indexer(config, prefix + "self_attn.indexer.")
     return shapes | (
-        _moe(config, prefix + "mlp.") if has_experts else _mlp(prefix + "mlp.", hidden, config.intermediate_size)
+        _moe(config, prefix + "mlp.", range(config.moe.num_experts) if experts is None else experts)
+        if has_experts
+        else _mlp(prefix + "mlp.", hidden, config.intermediate_size)
     )
 
 
@@ -110,13 +114,13 @@ def _indexer(c: DsaConfig, prefix: str) -> Shapes:
     }
 
 
-def _moe(c: DsaConfig, prefix: str) -> Shapes:
+def _moe(c: DsaConfig, prefix: str, experts: range) -> Shapes:
     moe, hidden = c.moe, c.hidden_size
     shapes: Shapes = {
         f"{prefix}gate.weight": (moe.num_experts, hidden),
         f"{prefix}gate.e_score_correction_bias": (moe.num_experts,),
     }
-    for expert in range(moe.num_experts):
+    for expert in experts:
         shapes |= _mlp(f"{prefix}experts.{expert}.", hidden, moe.intermediate_size)
     if moe.num_shared_experts:
         shapes |= _mlp(f"{prefix}shared_experts.", hidden, moe.intermediate_size * moe.num_shared_experts)

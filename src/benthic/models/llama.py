@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from benthic.attention.interface import AttentionBackend
 from benthic.forward import ForwardBatch
 from benthic.layers.linear import Linear
+from benthic.layers.linear_sum import LinearSum
 from benthic.layers.mlp import GatedMLP
 from benthic.layers.norm import RMSNorm
 from benthic.layers.rope import Angles, Rope
@@ -26,13 +27,17 @@ class LlamaLayer:
     qkv: Linear
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    output: Linear
+    output: Linear | LinearSum
     mlp_norm: RMSNorm
     mlp: GatedMLP
 
 
 class LlamaModel:
-    """The decoder: tokens to hidden states, and hidden states to logits. No state of its own beyond the weights."""
+    """The decoder: tokens to hidden states, and hidden states to logits. No state of its own beyond the weights.
+
+    With tensor parallelism `config` is of this rank's part (`rank_shape.local_shape`): its heads, its MLP columns.
+    Hidden states and logits are whole, and the same on every rank.
+    """
 
     def __init__(
         self,

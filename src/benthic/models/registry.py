@@ -14,6 +14,8 @@ from benthic.models.kv_layout import KVFormats, kv_payloads
 from benthic.models.llama import LlamaModel
 from benthic.models.llama_gguf import LlamaGGUFReader
 from benthic.models.llama_load import Progress, load_llama
+from benthic.parallel.collectives import Collectives
+from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.quantization import DequantisingReader
 from benthic.weights.checkpoint import SafetensorsReader
 from benthic.weights.dequantise import GGUFReader
@@ -53,14 +55,23 @@ def open_checkpoint(source: Source) -> Checkpoint:
 
 
 def load_model(
-    source: Source | Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+    source: Source | Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    layout: ParallelLayout = SINGLE,
+    group: Collectives | None = None,
 ) -> Model:
-    """The model on `device` in `dtype`; `progress` gets (bytes read, bytes in all). Raises ModelError."""
+    """This rank's part of the model on `device` in `dtype`; `progress` gets (bytes read, bytes in all).
+
+    `group`: the forward's exchanges between all ranks, None where there is one. Raises ModelError, and ConfigError
+    where the model can't be cut as `layout` says (`rank_shape.local_shape`).
+    """
     checkpoint = open_checkpoint(source) if isinstance(source, Source) else source
     config, reader = checkpoint.config, checkpoint.reader
     if isinstance(config, LlamaConfig):
-        return load_llama(config, reader, device, dtype, progress or _silent)
-    return load_deepseek(config, reader, device, dtype, progress or _silent)
+        return load_llama(config, reader, device, dtype, progress or _silent, layout, group)
+    return load_deepseek(config, reader, device, dtype, progress or _silent, layout, group)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +82,13 @@ class Namespace:
     words: dict[str, str]
 
 
-def model_namespace(checkpoint: Checkpoint, formats: KVFormats, page_size: int) -> Namespace:
-    """The namespace of the KV that this model makes (see `weights.identity`). Reads files below 1 GiB whole."""
+def model_namespace(
+    checkpoint: Checkpoint, formats: KVFormats, page_size: int, layout: ParallelLayout = SINGLE
+) -> Namespace:
+    """The namespace of the KV that this rank keeps (see `weights.identity`). Reads files below 1 GiB whole.
+
+    Tensor parallelism gives each rank one of its own, for its heads. Context parallelism does not: its pages are whole.
+    """
     config = checkpoint.config
     described: dict[str, Any] = dataclasses.asdict(config)
     rope = described.pop("rope")
@@ -95,6 +111,8 @@ def model_namespace(checkpoint: Checkpoint, formats: KVFormats, page_size: int) 
         "page_size": page_size,
         "payloads": tuple(payload.name for payload in kv_payloads(config, page_size, formats)),
     }
+    if layout.tp_size > 1:
+        parts["tensor_parallel"] = f"{layout.tp_size}/{layout.tp_rank}"
     words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
     return Namespace(namespace(**parts), words)
 

@@ -40,10 +40,13 @@ def namespace(
     page_size: int,
     payloads: Sequence[str],
     layout_version: int = LAYOUT_VERSION,
+    tensor_parallel: str | None = None,
 ) -> bytes:
     """The 32 bytes that start every chain of content hashes: SHA-256 over a canonical JSON of all that shapes KV bytes.
 
     `weights` is `weights_identity`; `model` and `rope` are plain values (finite numbers, strings, lists, tables).
+    `tensor_parallel`: "size/rank" of the heads that a page holds; None where it holds all, and then no part of the
+    JSON, so that what one rank has written is found by later versions.
     """
     described = {
         "weights": weights,
@@ -55,6 +58,8 @@ def namespace(
         "payloads": list(payloads),
         "layout_version": layout_version,
     }
+    if tensor_parallel is not None:
+        described["tensor_parallel"] = tensor_parallel
     return hashlib.sha256(_canonical(described)).digest()
 
 

@@ -16,10 +16,11 @@ def experts(
 ) -> torch.Tensor:
     """out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] x[t]) * (up[e] x[t])), e = chosen[t, j] -> [T, D].
 
-    x [T, D], any row stride; chosen int32 [T, k], experts of a token all different; weights float32 [T, k]; gate_up
-    [X, 2W, D], gate rows first; down [X, D, W]; out like x, contiguous. Products in float32 sums, the activation
-    rounded to x's dtype, the sum over j in float32 in the order of the columns. A shared expert is one more: stacked
-    last, named in each token's last column with weight 1 (`moe_route(shared=True)`).
+    x [T, D], any row stride; chosen int32 [T, k], experts of a token all different, or -1 for none (another rank's):
+    no work, nothing added; weights float32 [T, k], finite; gate_up [X, 2W, D], gate rows first; down [X, D, W]; out of
+    x's shape, contiguous, in x's dtype or in float32. Products in float32 sums, the activation rounded to x's dtype,
+    the sum over j in float32 in the order of the columns. A shared expert is one more: stacked last, named in each
+    token's last column with weight 1 (`moe_route(shared=True)`).
     """
     if (
         chosen.shape != weights.shape

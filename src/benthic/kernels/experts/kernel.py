@@ -93,14 +93,15 @@ def _sum_kernel(
     partial_ptr, weights_ptr, inverse_ptr, out_ptr, D,
     K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out[token] = sum of its K partials times their weights, in the order of the columns."""
+    """out[token] = sum of its K partials times their weights, in the order of the columns; place -1: no partial."""
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_D,), tl.float32)
     for j in tl.static_range(K):
         weight = tl.load(weights_ptr + token * K + j)
         pair = tl.load(inverse_ptr + token * K + j).to(tl.int64)  # pair * D passes 2**31
-        total += weight * tl.load(partial_ptr + pair * D + dims, mask=dims < D, other=0.0).to(tl.float32)
+        mask = (dims < D) & (pair >= 0)
+        total += weight * tl.load(partial_ptr + pair * D + dims, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * D + dims, total.to(out_ptr.dtype.element_ty), mask=dims < D)
 
 

@@ -14,10 +14,11 @@ def experts_reference(
     """See `benthic.kernels.experts.experts`."""
     tokens, k = chosen.shape
     flat = chosen.reshape(-1).long()
-    order = flat.argsort(stable=True)
-    sizes = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    none, *sizes = torch.bincount(flat + 1, minlength=gate_up.shape[0] + 1).tolist()
+    order = flat.argsort(stable=True)[none:]
     gathered = x.index_select(0, order // k)
-    partial = x.new_empty((tokens * k, x.shape[1]))  # in the order of (token, column), so that the sum's order is fixed
+    # in the order of (token, column), so that the sum's order is fixed; zeros for pairs of no expert
+    partial = (x.new_zeros if none else x.new_empty)((tokens * k, x.shape[1]))
     start = 0
     for expert, size in enumerate(sizes):
         if size == 0:

@@ -17,6 +17,8 @@ def _up_kernel(
 ):  # fmt: skip
     """act[j] = silu(gate x) * up x of ROWS rows of the j-th expert."""
     expert = tl.load(chosen_ptr + tl.program_id(1)).to(tl.int64)  # expert * stride passes 2**31
+    if expert < 0:
+        return  # none: nobody reads its part of act
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, DEPTH)
     gates = gate_up_ptr + expert * stride_e + tl.where(row < W, row, 0)[:, None] * stride_w + dims[None, :]
@@ -47,7 +49,7 @@ def _down_kernel(
         expert = tl.load(chosen_ptr + j).to(tl.int64)  # expert * stride passes 2**31
         weight = tl.load(weights_ptr + j)
         for start in tl.static_range(0, W, DEPTH):
-            inside = start + dims < W  # W need not be a multiple
+            inside = (start + dims < W) & (expert >= 0)  # W need not be a multiple; -1: none
             act = tl.load(act_ptr + j * W + start + dims, mask=inside, other=0.0).to(tl.float32) * weight
             tile = tl.load(rows + expert * stride_e + start, mask=inside[None, :], other=0.0).to(tl.float32)
             total += tile * act[None, :]

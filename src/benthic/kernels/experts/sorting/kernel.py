@@ -33,14 +33,18 @@ def _sort_kernel(
     chosen_ptr, order_ptr, inverse_ptr, items_ptr, ends_ptr, pairs, num_items,
     X: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr, ROWS: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Program e: the pairs of expert e in order of the pairs, and its items (expert, first pair, number of pairs)."""
+    """Program e: the pairs of expert e in order of the pairs, and its items (expert, first pair, number of pairs).
+
+    The last one also gives pairs of no expert the place -1, and the end of `order`, which none of them takes, zeros.
+    """
     expert = tl.program_id(0)
     lane = tl.arange(0, BLOCK_P)
     lower = tl.zeros((BLOCK_P,), tl.int32)
     equal = tl.zeros((BLOCK_P,), tl.int32)
     counts = tl.zeros((BLOCK_X,), tl.int32)
     for start in range(0, pairs, BLOCK_P):
-        chosen = tl.load(chosen_ptr + start + lane, mask=start + lane < pairs, other=X)  # X: above every expert
+        chosen = tl.load(chosen_ptr + start + lane, mask=start + lane < pairs, other=-1)
+        chosen = tl.where(chosen < 0, X, chosen)  # above every expert
         lower += (chosen < expert).to(tl.int32)
         equal += (chosen == expert).to(tl.int32)
         counts += tl.histogram(chosen, BLOCK_X)
@@ -48,7 +52,7 @@ def _sort_kernel(
     count = tl.sum(equal, 0)
     tl.store(ends_ptr + expert, first + count)
     x = tl.arange(0, BLOCK_X)
-    tiles = tl.where(x < X, (counts + ROWS - 1) // ROWS, 0)  # bin X holds the padding
+    tiles = tl.where(x < X, (counts + ROWS - 1) // ROWS, 0)  # bin X holds the padding and the pairs of none
     item = tl.sum(tl.where(x < expert, tiles, 0), 0)
     last_item = item + (count + ROWS - 1) // ROWS
     if expert == X - 1:
@@ -57,25 +61,30 @@ def _sort_kernel(
     before = first
     for start in range(0, pairs, BLOCK_P):
         pair = start + lane
-        chosen = tl.load(chosen_ptr + pair, mask=pair < pairs, other=X)
+        chosen = tl.load(chosen_ptr + pair, mask=pair < pairs, other=X)  # X: padding
         mine = (chosen == expert).to(tl.int32)
         position = before + tl.cumsum(mine, 0) - mine
         tl.store(order_ptr + position, pair, mask=mine != 0)
         tl.store(inverse_ptr + pair, position, mask=mine != 0)
         before += tl.sum(mine, 0)
+        if expert == X - 1:
+            tl.store(inverse_ptr + pair, tl.zeros_like(pair) - 1, mask=chosen < 0)
+    if expert == X - 1:
+        for start in range(before, pairs, BLOCK_P):
+            tl.store(order_ptr + start + lane, tl.zeros_like(lane), mask=start + lane < pairs)
 
 
 class SortedPairs(NamedTuple):
     """Pairs in order of their experts, int32."""
 
-    order: torch.Tensor  # [P]
-    inverse: torch.Tensor  # [P]: the place of each pair
+    order: torch.Tensor  # [P]; zeros behind the last expert's pairs
+    inverse: torch.Tensor  # [P]: the place of each pair; -1: it has no expert
     items: torch.Tensor  # [n, 3]: expert, first place, number of pairs up to `rows`; those of no pairs come last
     ends: torch.Tensor  # [X]: the place behind each expert's last pair
 
 
 def sort_pairs(chosen: torch.Tensor, num_experts: int, rows: int) -> SortedPairs:
-    """Sort the pairs of chosen [T, k], experts of a token all different, into items of up to `rows`."""
+    """Sort the pairs of chosen [T, k], experts of a token all different or -1, into items of up to `rows`."""
     tokens, k = chosen.shape
     pairs = tokens * k
     # an expert has at most a pair of every token
