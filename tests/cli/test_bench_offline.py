@@ -89,7 +89,14 @@ def test_the_engine_gets_what_was_given_and_no_server_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--output-tokens", "1"), ("--num-requests", "0"), ("--input-tokens", "0"), ("--vocab-size", "1")]
+    "flags",
+    [
+        ("--output-tokens", "1"),
+        ("--num-requests", "0"),
+        ("--input-tokens", "0"),
+        ("--vocab-size", "1"),
+        ("--cp", "2"),
+    ],
 )
 def test_impossible_loads_are_refused_before_a_model_is_loaded(flags: tuple[str, str]) -> None:
     app = typer.Typer()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,7 +153,10 @@ def test_ctrl_c_shows_what_was_gathered(backend: Backend) -> None:
     program = "import typer; from benthic.cli import bench_serve as b; app = typer.Typer(); b.register(app); app()"
     flags = ["--url", backend.url, "--num-requests", "9", "--concurrency", "1", "--input-tokens", "4", "--json"]
     client = subprocess.Popen(
-        [sys.executable, "-c", program, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", program, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # where the tests run in a shell's background
     )
     assert backend.stalled.wait(60)
     client.send_signal(signal.SIGINT)

@@ -110,6 +110,8 @@ def test_json_lines_carry_everything() -> None:
         (["--prompt", "a", "--temperature", "-1"], "--temperature"),
         (["--prompt", "a", "--temperature", "nan"], "--temperature"),
         (["--input", "no-such-file"], "--input"),
+        (["--prompt", "a", "--cp", "2"], "use `benthic serve MODEL --cp 2`"),
+        (["--prompt", "a", "--tp", "2", "--ep"], "use `benthic serve MODEL --tp 2`"),
     ],
 )
 def test_mistakes_are_refused_before_a_model_is_loaded(flags: list[str], named: str) -> None:

@@ -24,7 +24,7 @@ def test_version() -> None:
 
 def test_the_help_of_serve_teaches() -> None:
     output = CliRunner().invoke(build_app(), ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
-    for words in ("Example: benthic serve", "--port", "--max-context", "--config", "SIGTERM"):
+    for words in ("Example: benthic serve", "--port", "--max-context", "--config", "SIGTERM", "--cp N", "torchrun"):
         assert words in output
 
 

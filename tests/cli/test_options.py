@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -50,7 +51,7 @@ def test_help_shows_groups_and_an_example_of_each_option() -> None:
     output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400", "TERM": "dumb"}).output
     for option in OPTIONS:
         assert option.group in output
-        assert f"{option.flag} {option.example}" in output
+        assert f"E.g. {option.usage}" in output
 
 
 def test_server_options_are_refused_where_there_is_no_server() -> None:
@@ -64,3 +65,19 @@ def test_a_wrong_number_names_the_flag() -> None:
     result = CliRunner().invoke(app, ["--page-size", "many"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "--page-size" in result.output
+
+
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--ep"], True), (["--no-ep"], False)])
+def test_a_flag_without_a_value_is_given_or_not(flags: list[str], expected: bool | None) -> None:
+    app, seen = command_line(server=False)
+    assert CliRunner().invoke(app, flags).exit_code == 0
+    assert seen[0][0].ep is expected
+
+
+def test_a_flag_that_says_no_wins_over_the_file(tmp_path: Path) -> None:
+    app, seen = command_line(server=False)
+    file = tmp_path / "benthic.toml"
+    file.write_text("cp = 2\nep = true\n")
+    for flags, expected in (([], True), (["--no-ep"], False)):
+        assert CliRunner().invoke(app, ["--config", str(file), *flags]).exit_code == 0
+        assert (seen[-1][0].cp, seen[-1][0].ep) == (2, expected)

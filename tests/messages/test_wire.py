@@ -5,14 +5,17 @@ import pytest
 
 from benthic.messages import (
     Abort,
+    Beat,
     CacheState,
     DiskStats,
+    Failed,
     Finished,
     FlushCache,
     FlushDone,
     LaneState,
     Outputs,
     Prefilled,
+    RankStats,
     SamplingParams,
     Shutdown,
     Stats,
@@ -72,6 +75,13 @@ def test_the_tiers_travel_with_state_and_stats() -> None:
     done = FlushDone(7, {"l1": 2, "l3": 1}, {"l1": 0, "l3": 4}, "rank 1: a read hangs")
     for message in (state, stats, done):
         assert decode_from_engine(encode(message)) == message
+
+
+def test_what_ranks_say() -> None:
+    stats = RankStats(3, (a_disk(rank=3, slots_used=7), a_disk(rank=3)))
+    for message in (stats, Beat(5, 0.25, 2), Failed("gone", rank=1, follows=True)):
+        assert decode_from_engine(encode(message)) == message
+    assert (Beat(5, 0.25).rank, Failed("x").rank, Failed("x").follows) == (0, 0, False)
 
 
 def test_without_tiers_nothing_is_said_of_them() -> None:

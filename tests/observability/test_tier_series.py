@@ -1,11 +1,16 @@
 """Series of the tiers: once a rank where a rank owns them, once for the group where the core counts them."""
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from benthic.messages import DiskStats, LaneState, Stats, TierCounters
+from benthic.messages import DiskStats, LaneState, RankStats, Stats, TierCounters
 from benthic.observability.metrics import Metrics
+from benthic.observability.rank_disks import RankDisks
+from benthic.observability.tier_series import imbalance
 from tests.observability.test_metrics import stats
 
 
@@ -76,3 +81,46 @@ def test_without_tiers_the_group_series_are_there() -> None:
     assert registry.get_sample_value("benthic_requests_held") == 0
     labels = {"cp_rank": "0", "cp_size": "2", "tp_rank": "0"}
     assert registry.get_sample_value("benthic_l3_used_slots", labels) is None
+
+
+def test_each_ranks_newest_disks_stand_beside_the_firsts() -> None:
+    disks = RankDisks()
+    metrics = Metrics(disks)
+    metrics.update(msgspec.structs.replace(stats(num_lanes=4), disks=(disk(0, slots_used=5),)))
+    for used in (1, 2):
+        for rank in (3, 1):
+            disks.update(RankStats(rank, (disk(rank, slots_used=10 * rank + used),)))
+    value = metrics.registry.get_sample_value
+    labels = [{"cp_rank": str(rank), "cp_size": "4", "tp_rank": "0"} for rank in range(4)]
+    assert [value("benthic_l3_used_slots", one) for one in labels] == [5, 12, None, 32]
+    text = metrics.render().decode()
+    assert text.count("\nbenthic_l3_used_slots{") == 3
+    assert text.count("\nbenthic_l1_used_pages{") == 4
+    assert text.count("\nbenthic_requests_running ") == text.count("\nbenthic_l2_backup_pages_total ") == 1
+
+
+def test_ranks_that_share_heads_have_one_lane_and_a_disk_each() -> None:
+    disks = RankDisks()
+    metrics = Metrics(disks)
+    metrics.update(msgspec.structs.replace(stats(num_lanes=1), disks=(disk(0, slots_used=5),)))
+    disks.update(RankStats(1, (disk(1, slots_used=6),)))
+    value = metrics.registry.get_sample_value
+    labels = [{"cp_rank": "0", "cp_size": "1", "tp_rank": str(rank)} for rank in range(2)]
+    assert [value("benthic_l3_used_slots", one) for one in labels] == [5, 6]
+    assert [value("benthic_l1_used_pages", one) for one in labels] == [6, None]
+
+
+def lanes_of(*used: int) -> list[LaneState]:
+    return [LaneState(lane=i, total=100, free=100 - n, cached=n, private=0, locked=0) for i, n in enumerate(used)]
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"), [((), 0), ((7,), 0), ((0, 0), 0), ((5, 5, 5), 0), ((6, 2), 0.5), ((8, 0, 0, 0), 3)]
+)
+def test_imbalance_is_the_fullest_lane_over_the_mean_less_one(used: tuple[int, ...], expected: float) -> None:
+    assert imbalance(lanes_of(*used)) == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=16))
+def test_imbalance_is_between_even_and_all_in_one(used: list[int]) -> None:
+    assert -1e-9 <= imbalance(lanes_of(*used)) <= len(used) - 1 + 1e-9

@@ -40,3 +40,44 @@ def test_our_own_pause_is_not_the_engines_fault() -> None:
     liveness = beating(5)
     assert liveness.fault(100, ready=True) is None
     assert first_fault(liveness, 101, 200, ready=True) == 111
+
+
+def four(until: int, silent: int, since: int) -> Liveness:
+    """Four ranks that beat once a second; one is silent from `since` on."""
+    liveness = Liveness(Bounds(), 4)
+    for second in range(until + 1):
+        for rank in range(4):
+            if rank != silent or second < since:
+                liveness.beat(Beat(300 + second, 0.0, rank), second)
+    return liveness
+
+
+def test_the_silent_rank_is_named_with_its_last_tick() -> None:
+    liveness = four(12, silent=2, since=2)
+    assert liveness.fault(11, ready=True) is None
+    assert liveness.fault(12, ready=True) == (
+        "rank 2 has given no sign of life for 11 s (bound 10 s), last in tick 301"
+    )
+
+
+def test_of_several_silent_ranks_the_first_is_named() -> None:
+    liveness = four(3, silent=3, since=2)
+    assert liveness.fault(4, ready=True) is None
+    assert liveness.fault(8.5, ready=True) is None
+    assert liveness.fault(13.4, ready=True) == (
+        "rank 3 has given no sign of life for 12 s (bound 10 s), last in tick 301"
+    )
+
+
+def test_a_rank_that_has_ended_is_not_missed() -> None:
+    liveness = four(20, silent=1, since=5)
+    liveness.ended(1)
+    assert liveness.fault(20, ready=True) is None
+    assert liveness.last_tick(1) == ", last in tick 304"
+
+
+def test_of_ranks_in_one_tick_the_one_furthest_behind_is_named() -> None:
+    liveness = Liveness(Bounds(), 3)
+    for rank, tick in enumerate((8, 8, 7)):
+        liveness.beat(Beat(tick, 121.0, rank), 1)
+    assert liveness.fault(1, ready=True) == "rank 2 has been in one tick for 121 s (bound 120 s), last in tick 7"

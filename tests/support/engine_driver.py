@@ -17,6 +17,7 @@ from benthic.engine.plan import SchedulerLimits
 from benthic.engine.tier_workers import TierWorkers
 from benthic.kvcache import CacheCore, CoreConfig, MinReduce, page_hashes, root_hash
 from benthic.messages import Finished, Outputs, SamplingParams, Submit, ToEngine
+from benthic.parallel.control import Alone
 from tests.support.fake_runner import POISON, FakeDevice, FakeRunner, greedy
 from tests.support.fake_tiers import FakeCopies, FakeDisk, Shelf, Truth, Weather, watch
 
@@ -46,6 +47,13 @@ class Place:
     num_ranks: int = 1
     device: FakeDevice | None = None
     min_reduce: MinReduce = list
+
+
+class _Lockstep(Alone):
+    """Every driver is given the same messages and clock, so that agreement is all that is exchanged."""
+
+    def __init__(self, min_reduce: MinReduce) -> None:
+        self.min_reduce = min_reduce  # type: ignore[assignment]  # in place of the method
 
 
 class Driver:
@@ -102,7 +110,7 @@ class Driver:
             self.runner,
             clock=lambda: self.now,
             workers=TierWorkers(rank=place.rank, num_owners=place.num_ranks, copies=self.copies, disk=self.disk),
-            min_reduce=place.min_reduce,
+            control=_Lockstep(place.min_reduce),
         )
         self.seen: dict[int, Seen] = {}
         self.replies: list[object] = []

@@ -1,7 +1,7 @@
-"""Stands in for the engine process: speaks its protocol, computes nothing.
+"""Stands in for the engine's processes: speaks their protocol, computes nothing.
 
 Greedy requests repeat the bytes of their prompt for ever; others draw from them by (seed, choice, position). A logit
-bias of 100 forces its token. Flags make it slow, silent or mortal.
+bias of 100 forces its token. Flags make it slow, silent or mortal; with several ranks, the rank `--at-rank`.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +45,8 @@ from benthic.messages import (
     decode_to_engine,
     encode,
 )
-from benthic.messages.start import decode_start
+from benthic.messages.start import EngineStart, decode_start
+from tests.support.fake_ranks import STOP, Follower, Leader, PeerGone, Pulse, a_disk, follow, lost, show_rank
 from tests.support.tiny_text import VOCAB
 
 HIDDEN = 4
@@ -61,8 +63,11 @@ class Run:
 class FakeEngine:
     """One loop: read messages, give each running request a token, send what came of it."""
 
-    def __init__(self, args: argparse.Namespace, push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
-        self.args, self.push, self.pull = args, push, pull
+    def __init__(
+        self, args: argparse.Namespace, link: "Link", leader: Leader, pulse: Pulse, num_lanes: int = 1
+    ) -> None:
+        self.args, self.push, self.pull = args, link.push, link.pull
+        self.leader, self.pulse, self.num_lanes = leader, pulse, num_lanes
         self.runs: dict[int, Run] = {}
         self.pages: set[bytes] = set()
         self.on_disk: set[bytes] = set()
@@ -80,6 +85,8 @@ class FakeEngine:
             if self.pull.poll(0 if self.runs or self.stop_at is not None else 200):
                 while self.pull.poll(0):
                     self.handle(decode_to_engine(self.pull.recv()))
+            self.leader.turn()
+            self.pulse.tick += 1
             if self.runs:
                 self.step()
                 time.sleep(self.args.token_delay)
@@ -130,6 +137,8 @@ class FakeEngine:
             if self.args.die_after and self.generated >= self.args.die_after:
                 time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.args.part_after and self.generated >= self.args.part_after:
+                raise PeerGone
             if self.args.fail_after and self.generated >= self.args.fail_after:
                 raise RuntimeError("the device is on fire")
         self.push.send(
@@ -171,8 +180,12 @@ class FakeEngine:
         return FlushDone(message.token, dropped, dict.fromkeys(message.tiers, 0), hint)
 
     def lanes(self) -> tuple[LaneState, ...]:
-        cached = len(self.pages)
-        return (LaneState(lane=0, total=1000, free=1000 - cached, cached=cached, private=0, locked=0),)
+        n = self.num_lanes
+        each = [(len(self.pages) + n - 1 - lane) // n for lane in range(n)]
+        return tuple(
+            LaneState(lane=lane, total=1000, free=1000 - cached, cached=cached, private=0, locked=0)
+            for lane, cached in enumerate(each)
+        )
 
     def l2_lanes(self) -> tuple[LaneState, ...]:
         lane = LaneState(lane=0, total=500, free=480, cached=15, private=5, locked=3)
@@ -184,13 +197,11 @@ class FakeEngine:
     def disks(self) -> tuple[DiskStats, ...]:
         if not self.args.disk:
             return ()
-        zeros = dict.fromkeys(DiskStats.__struct_fields__, 0)
         known = {
-            "path": "/kv/slab-0.dat", "direct": True, "slots_total": 2000, "slots_used": len(self.on_disk),
-            "slot_bytes": 8192, "write_errors": 2, "read_failures": {"checksum": 3},
+            "slots_used": len(self.on_disk), "write_errors": 2, "read_failures": {"checksum": 3},
             "out_of_service": self.args.out_of_service, "last_error": "EIO: disk on fire",
         }  # fmt: skip
-        return (DiskStats(**(zeros | known)),)
+        return (a_disk(0, **known),)
 
     def state(self, token: int) -> CacheState:
         return CacheState(
@@ -265,13 +276,25 @@ def position(token: int, top: int) -> Logprobs:
     return Logprobs(token, -0.5 - token % 7, ids, tuple(-0.5 - i for i in range(top)))
 
 
-def beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, silent_after: float) -> None:
+def beat(context: "zmq.Context[zmq.Socket[bytes]]", address: str, silent_after: float, pulse: Pulse, rank: int) -> None:
     socket = context.socket(zmq.PUSH)
     socket.connect(address)
     begin = time.monotonic()
     while not silent_after or time.monotonic() - begin < silent_after:
-        socket.send(encode(Beat(1, 0.0)))
+        socket.send(encode(Beat(pulse.tick, 0.0, rank)))
         time.sleep(0.1)
+
+
+class Link:
+    """The sockets to the server, and the beat."""
+
+    def __init__(self, send_addr: str, recv_addr: str, rank: int, silent_after: float, pulse: Pulse) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.push, self.pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self.push.connect(send_addr)
+        if recv_addr:
+            self.pull.connect(recv_addr)
+        threading.Thread(target=beat, args=(context, send_addr, silent_after, pulse, rank), daemon=True).start()
 
 
 def lifeline() -> None:
@@ -280,50 +303,89 @@ def lifeline() -> None:
     os._exit(1)
 
 
-def main() -> int:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token-delay", type=float, default=0.0)
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--fail-after", type=int, default=0)
+    parser.add_argument("--part-after", type=int, default=0)
     parser.add_argument("--silent-after", type=float, default=0.0)
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--refuse", default="")
+    parser.add_argument("--refuse-late-s", type=float, default=0.0)
+    parser.add_argument("--at-rank", type=int, default=0)
     parser.add_argument("--disk", action="store_true")
     parser.add_argument("--out-of-service", default="")
     parser.add_argument("--flush-message", default="")
     parser.add_argument("--pending-pages", type=int, default=0)
     parser.add_argument("--page-write-s", type=float, default=0.0)
     parser.add_argument("--die-at-stop", action="store_true")
-    args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
     order = decode_start(sys.stdin.buffer.readline())
     threading.Thread(target=lifeline, daemon=True).start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-    push.connect(order.send_addr)
-    pull.connect(order.recv_addr)
-    threading.Thread(target=beat, args=(context, order.send_addr, args.silent_after), daemon=True).start()
-    push.send(encode(Progress("weights", 0, 2)))
+    return run(order, parse(sys.argv[1:]))
+
+
+def run(order: EngineStart, args: argparse.Namespace) -> int:
+    """Be the rank that the order names. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    show_rank(order.rank)
+    return lead(order, args) if order.rank == 0 else other(order, args)
+
+
+def other(order: EngineStart, args: argparse.Namespace) -> int:
+    """A rank but the first."""
+    follower, pulse, chosen = Follower(order), Pulse(), order.rank == args.at_rank
+    address = order.send_addr or follower.peer_addr
+    link = Link(address, "", order.rank, args.silent_after if chosen else 0.0, pulse)
     time.sleep(args.load_s)
-    if args.refuse:
-        push.send(encode(Failed(args.refuse)))
-        linger(push)
-        return 1
-    push.send(encode(Progress("weights", 2, 2)))
-    push.send(encode(ready(args, order.config.cache.page_size)))
-    engine = FakeEngine(args, push, pull)
+    if args.refuse and chosen:
+        follower.leave()
+        return refuse(link, order.rank, args)
+    code = follow(follower, order, link.push, pulse, disk=args.disk)
+    linger(link.push)
+    return code
+
+
+def refuse(link: Link, rank: int, args: argparse.Namespace) -> int:
+    """Say that it can't start."""
+    time.sleep(args.refuse_late_s)
+    link.push.send(encode(Failed(args.refuse, rank=rank)))
+    linger(link.push)
+    return 1
+
+
+def lead(order: EngineStart, args: argparse.Namespace) -> int:
+    """The first rank."""
+    pulse, chosen = Pulse(), args.at_rank == 0
+    link = Link(order.send_addr, order.recv_addr, 0, args.silent_after if chosen else 0.0, pulse)
+    leader = Leader(order)
+    link.push.send(encode(Progress("weights", 0, 2)))
+    time.sleep(args.load_s)
+    if args.refuse and chosen:
+        return refuse(link, 0, args)
+    engine = FakeEngine(args, link, leader, pulse, order.config.parallel.cp_size)
+    last: Failed | Stopped
     try:
+        leader.turn()
+        link.push.send(encode(Progress("weights", 2, 2)))
+        link.push.send(encode(ready(args, order.config.cache.page_size)))
         engine.loop()
+        leader.turn(STOP)
+        last = Stopped(unwritten_pages=engine.pending)
+    except PeerGone:
+        last = lost(0)
     except RuntimeError as error:
-        push.send(encode(Failed(f"the engine failed: {error}")))
-        linger(push)
-        return 1
-    push.send(encode(Stopped(unwritten_pages=engine.pending)))
-    linger(push)
-    return 0
+        last = Failed(f"the engine failed: {error}")
+    link.push.send(encode(last))
+    linger(link.push)
+    return 0 if isinstance(last, Stopped) else 1
 
 
 def linger(push: "zmq.Socket[bytes]") -> None:

@@ -1,6 +1,7 @@
-"""`python -m tests.support.fake_server [--start-token] [--beat-s S] SERVE-FLAGS -- FAKE-ENGINE-FLAGS`: the real server
-process over the fake engine, through the seam that the lifecycle offers."""
+"""`python -m tests.support.fake_server [--start-token] [--beat-s S] [--follow-s S] SERVE-FLAGS -- FAKE-ENGINE-FLAGS`:
+the real server process over the fake engine, through the seam that the lifecycle offers."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,44 @@ import typer
 from benthic.cli import run_app
 from benthic.cli.options import with_options
 from benthic.cli.serve import start
-from benthic.messages.start import ModelSource
+from benthic.messages.start import EngineStart, ModelSource
 from benthic.server.context import TextSide
 from benthic.server.lifecycle import Parts
 from benthic.server.liveness import Bounds
 from benthic.server.tokenize import Tokenizing
 from benthic.weights.model_config import GenerationDefaults
+from tests.support import fake_engine
 from tests.support.tiny_text import END, TinyText
+
+
+def take(arguments: list[str], flag: str, default: float) -> float:
+    """Remove `flag` and its number from the arguments, and give the number."""
+    if flag not in arguments:
+        return default
+    at = arguments.index(flag)
+    value = float(arguments[at + 1])
+    del arguments[at : at + 2]
+    return value
 
 
 def run() -> None:
     arguments = sys.argv[1:]
     split = arguments.index("--")
     own, engine = arguments[:split], arguments[split + 1 :]
-    beat_s = float(own.pop(own.index("--beat-s") + 1)) if "--beat-s" in own else 10.0
+    bounds = Bounds(beat_s=take(own, "--beat-s", 10.0), follow_s=take(own, "--follow-s", 12.0))
     start_token = "--start-token" in own
-    flags = [flag for flag in own if flag not in ("--beat-s", "--start-token")]
+    flags = [flag for flag in own if flag != "--start-token"]
 
     def load(source: ModelSource) -> TextSide:
         text = TinyText(start_token=start_token)
         return TextSide(tokenizing=Tokenizing(text), defaults=GenerationDefaults(eos_token_ids=(END,)))
 
+    def follow(order: EngineStart) -> int:
+        os._exit(fake_engine.run(order, fake_engine.parse(engine)))  # without waiting for its threads
+
     parts = Parts(
         engine_command=(sys.executable, "-m", "tests.support.fake_engine", *engine),
-        bounds=Bounds(beat_s=beat_s),
+        bounds=bounds,
         find_model=lambda written: ModelSource("gguf", Path("/nowhere"), written),
         load_text=load,
     )
@@ -43,7 +58,7 @@ def run() -> None:
     @app.command()
     @with_options(server=True)
     def serve(options: Any) -> None:
-        start(options, parts)
+        start(options, parts, follow)
 
     sys.argv = ["benthic", "tiny", *flags]
     run_app(app)

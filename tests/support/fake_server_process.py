@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import openai
@@ -57,6 +58,11 @@ class FakeServer:
         """The children that are still there."""
         return children(self.child.pid)
 
+    def rank_pid(self, rank: int) -> int:
+        """The child that is this rank."""
+        names = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in self.engine_pids()}
+        return names[f"rank-{rank}"]
+
     def leftovers(self) -> list[str]:
         """Folders of sockets that are still there."""
         return sorted(os.listdir(self.tmp))
@@ -87,15 +93,17 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(tmp: Path, flags: Sequence[str] = (), engine: Sequence[str] = ()) -> Iterator[FakeServer]:
+def running(
+    tmp: Path,
+    flags: Sequence[str] = (),
+    engine: Sequence[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
+    launcher: Sequence[str] = (),
+) -> Iterator[FakeServer]:
     """A server on a free port (unless the flags name one) that has printed its address. Killed at the end if it
     lives."""
     port = [] if "--port" in flags else ["--port", "0"]
-    command = [sys.executable, "-m", "tests.support.fake_server", *port, *flags, "--", *engine]
-    env = os.environ | {"TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-    )
+    child = spawn(tmp, [*port, *flags, "--", *engine], environ, launcher)
     server = FakeServer(child, tmp)
     try:
         _read_address(server)
@@ -107,6 +115,17 @@ def running(tmp: Path, flags: Sequence[str] = (), engine: Sequence[str] = ()) ->
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
+
+
+def spawn(
+    tmp: Path, arguments: Sequence[str], environ: Mapping[str, str], launcher: Sequence[str] = ()
+) -> "subprocess.Popen[str]":
+    """`fake_server` with these arguments; `launcher`: what Python runs that starts it."""
+    command = [sys.executable, *launcher, "-m", "tests.support.fake_server", *arguments]
+    env = os.environ | {"TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1", **environ}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
 
 
 def _read_address(server: FakeServer) -> None:

@@ -65,9 +65,16 @@ class FloorServer(ServerProcess):
     """A server of the checkpoint in `model`; with `rules` over a disk whose faults the test sets."""
 
     def __init__(
-        self, model: Path, *flags: str, rules: Rules | None = None, env: dict[str, str] | None = None, port: int = 0
+        self,
+        model: Path,
+        *flags: str,
+        rules: Rules | None = None,
+        env: dict[str, str] | None = None,
+        port: int = 0,
+        first: tuple[str, ...] = (),
     ) -> None:
-        between = () if rules is None else ("--rules", str(rules.path))
+        """`first`: arguments for `floor_server` itself."""
+        between = first if rules is None else ("--rules", str(rules.path))
         super().__init__(*between, str(model), *MODEL_FLAGS, *flags, command=COMMAND, env=env, port=port)
         self.model_name = str(model)
 

@@ -1,5 +1,6 @@
 """`python -m tests.support.floor_server [--rules FILE] SERVE-ARGUMENTS`: the real server and engine for the tiny
-checkpoint, which has no tokenizer: a token is a byte. `--rules` puts a faulty disk under the engine."""
+checkpoint, which has no tokenizer: a token is a byte. `--rules` puts a faulty disk under the engine, `--unreadable-on
+RANK` weights that can't be read under one rank, `--sleepy "ARGUMENTS"` workers that sleep (`sleepy_engine`)."""
 
 import sys
 from typing import Any
@@ -36,6 +37,12 @@ def run() -> None:
     command = ENGINE_COMMAND
     if arguments[:1] == ["--rules"]:
         command = (sys.executable, "-m", "tests.support.faulty_engine", arguments[1])
+        arguments = arguments[2:]
+    if arguments[:1] == ["--unreadable-on"]:
+        command = (sys.executable, "-m", "tests.support.rank_fault", arguments[1])
+        arguments = arguments[2:]
+    if arguments[:1] == ["--sleepy"]:
+        command = (sys.executable, "-m", "tests.support.sleepy_engine", *arguments[1].split())
         arguments = arguments[2:]
     app = typer.Typer(pretty_exceptions_enable=False)
 

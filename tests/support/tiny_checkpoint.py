@@ -37,7 +37,7 @@ CONFIG = {
 }
 
 
-def write_checkpoint(folder: Path, seed: int = 0) -> Path:
+def write_checkpoint(folder: Path, seed: int = 0, context: int = CONTEXT) -> Path:
     """Write config.json and model.safetensors into `folder`, which is made; returns it."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -64,6 +64,6 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
             head + "mlp.down_proj.weight": draw(HIDDEN, WIDE),
         }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": context}))
     save_file(tensors, folder / "model.safetensors")
     return folder

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benthic.config import OPTIONS
+from benthic.config import OPTIONS, demand_one_rank
+from benthic.config.parallel_options import resolve_parallel
 from benthic.config.resolve import DEFAULT_MODEL
 
 
@@ -30,7 +31,11 @@ class Generator(Protocol):
 
 
 def engine_arguments(options: Any) -> dict[str, Any]:
-    """What the user gave, as keyword arguments of `LLM(...)`; a config file's server options are left out."""
+    """What the user gave, as keyword arguments of `LLM(...)`; a config file's server options are left out.
+
+    Raises ConfigError where several ranks were asked for.
+    """
+    demand_one_rank(resolve_parallel(options))
     given = {option.name: getattr(options, option.name) for option in OPTIONS if not option.server_only}
     return {"model": options.model or DEFAULT_MODEL} | {name: v for name, v in given.items() if v is not None}
 

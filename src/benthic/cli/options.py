@@ -61,5 +61,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option) -> Any:
-    text = f"{option.help} E.g. {option.flag} {option.example}"
-    return Annotated[option.kind | None, typer.Option(option.flag, help=text, rich_help_panel=option.group)]
+    text = f"{option.help} E.g. {option.usage}"
+    # a flag that says no wins over a config file's yes
+    names = f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag
+    return Annotated[option.kind | None, typer.Option(names, help=text, rich_help_panel=option.group)]

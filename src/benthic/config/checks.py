@@ -4,6 +4,7 @@ from typing import TypeVar
 
 from benthic.common.errors import ConfigError
 from benthic.common.units import parse_size
+from benthic.config.settings import ParallelConfig
 
 T = TypeVar("T", int, float)
 
@@ -37,3 +38,13 @@ def positive_size(text: str, flag: str) -> int:
     if size <= 0:
         raise ConfigError(f"{flag} {text}: must be more than 0")
     return size
+
+
+def demand_one_rank(parallel: ParallelConfig) -> None:
+    """For what runs the engine in its own process. Raises ConfigError where several ranks were asked for."""
+    if parallel.world_size > 1:
+        flag = parallel.flag
+        raise ConfigError(
+            f"{flag}: an engine of {parallel.world_size} ranks needs as many processes, and this runs in one; "
+            f"use `benthic serve MODEL {flag}` and send it requests, or leave {flag.split()[0]} out"
+        )

@@ -15,7 +15,7 @@ from benthic.common.errors import ConfigError
 class Option:
     """One option. `kind` is what the command line parses.
 
-    Str, int or float (sizes and lists are strings, parsed later).
+    Str, int, float (sizes and lists are strings, parsed later), or bool: a flag without a value.
     """
 
     name: str  # Python name; the flag is `--` + name with dashes
@@ -29,8 +29,13 @@ class Option:
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def usage(self) -> str:
+        """The flag as one may type it."""
+        return self.flag if self.kind is bool else f"{self.flag} {self.example}"
 
-_MODEL, _CACHE, _SCHED, _RUN, _HTTP = "Model", "Cache", "Scheduling", "Runner", "Server"
+
+_MODEL, _CACHE, _SCHED, _RUN, _HTTP, _PARALLEL = "Model", "Cache", "Scheduling", "Runner", "Server", "Parallel"
 
 OPTIONS: tuple[Option, ...] = (
     Option("host", str, _HTTP, "Address to listen on; any but the default 127.0.0.1 lets others in.", "0.0.0.0", True),
@@ -59,6 +64,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("max_running", int, _SCHED, "Requests in one batch at most. Default: 64 on a CPU, 256 on a GPU.", "64"),
     Option("max_queue", int, _SCHED, "Requests that may wait; beyond it clients get 429. Default 1024.", "200"),
     Option("queue_timeout", float, _SCHED, "Seconds that a request may wait before 503. Default 0: no bound.", "60"),
+    Option("cp", int, _PARALLEL, "Ranks that share each prompt's tokens and the KV cache's pages. Default 1.", "2"),
+    Option("tp", int, _PARALLEL, "Ranks that share each layer's heads; give one of --cp and --tp. Default 1.", "2"),
+    Option("ep", bool, _PARALLEL, "Spread routed experts over the ranks, in place of all on each.", "true"),
+    Option("expert_dispatch", str, _PARALLEL, "How tokens reach spread experts: allgather (default).", "allgather"),
     Option("attention_backend", str, _RUN, "torch or triton (GPU), or prefill=NAME,decode=NAME.", "triton"),
     Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, with commas; `none`: no graphs.", "1,2,4,8"),
     Option("profile_graph_memory", str, _RUN, "Folder for one memory snapshot a graph family (CUDA).", "./graphs"),
@@ -96,6 +105,10 @@ def options_from_mapping(values: Mapping[str, Any], source: str) -> Any:
 def _convert(option: Option, value: Any, source: str) -> Any:
     if option.kind is str:
         return ",".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
+    if option.kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{source}: {option.name} must be true or false, not {value!r}")
+        return value
     if isinstance(value, bool):
         raise ConfigError(f"{source}: {option.name} must be a number, e.g. {option.example}, not {value!r}")
     try:

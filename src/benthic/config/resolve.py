@@ -13,6 +13,7 @@ from benthic.common.errors import ConfigError
 from benthic.config.cache_options import resolve_cache
 from benthic.config.checks import at_least, one_of, optional_at_least
 from benthic.config.kv_dtype import parse_kv_dtype
+from benthic.config.parallel_options import resolve_parallel
 from benthic.config.settings import (
     BackendNames,
     Config,
@@ -62,6 +63,7 @@ def resolve(options: Any, environ: Mapping[str, str] = os.environ) -> Config:
             profile_graph_memory=None if options.profile_graph_memory is None else Path(options.profile_graph_memory),
             log_graph_buffers=environ.get("BENTHIC_LOG_GRAPH_BUFFERS", "0") not in ("", "0"),
         ),
+        parallel=resolve_parallel(options),
         log_level=one_of(options.log_level, "info", _LOG_LEVELS, "--log-level"),
     )
     port = 8000 if options.port is None else options.port

@@ -8,15 +8,18 @@ device's own buffer. So the host prepares step N+1 while step N runs, and learns
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from benthic.engine.batching import build_step
 from benthic.engine.events import Events
+from benthic.engine.frames import TickFrame, tell
 from benthic.engine.plan import SchedulerLimits, StepPlan, StepResult, TickInput
 from benthic.engine.rates import PrefillRate
 from benthic.engine.report import l2_lane_states, lane_states, pages_pending, tier_counters, waiting
 from benthic.engine.scheduler import Scheduler
 from benthic.engine.tier_workers import TierWorkers
-from benthic.kvcache import Agreed, CacheCore, CoreConfig, MinReduce, OpId, agree, assert_same_state
+from benthic.forward import Int32
+from benthic.kvcache import Agreed, CacheCore, CoreConfig, OpId, agree, assert_same_state
 from benthic.messages import (
     Abort,
     CacheState,
@@ -29,6 +32,7 @@ from benthic.messages import (
     Submit,
     ToEngine,
 )
+from benthic.parallel.control import Alone, Control, gather_ints
 from benthic.runner.interface import PendingStep, Runner
 
 MAX_OUTSTANDING = 2
@@ -48,10 +52,13 @@ class EngineCore:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         workers: TierWorkers | None = None,
-        min_reduce: MinReduce = list,
+        control: Control | None = None,
         placement_assert: bool = False,
     ) -> None:
-        """`min_reduce` joins the ranks; with one rank it is the identity. Owns the workers (None: L1 alone)."""
+        """`control` joins the schedulers of all ranks; None: there is one. Owns the workers (None: L1 alone).
+
+        On rank 0 `tick` is called, and tells the others what it was; they call `follow`.
+        """
         self.scheduler = Scheduler(limits, core)
         self.runner = runner
         self.workers = workers or TierWorkers()
@@ -62,7 +69,7 @@ class EngineCore:
         self.last_host_s = 0.0
         self.shutting_down = False
         self._clock = clock
-        self._min_reduce = min_reduce
+        self._control_group = control or Alone()
         self._placement_assert = placement_assert
         self._rate = PrefillRate()
         self._on_disk: dict[int, int] = {}  # slots in use when a flush of L3 was asked for, by token
@@ -94,23 +101,38 @@ class EngineCore:
             return 0.0
         return PATIENT_S if self.scheduler.core.patient else EAGER_S
 
-    def tick(self, messages: list[ToEngine]) -> list[FromEngine]:
+    def tick(self, messages: Sequence[ToEngine]) -> list[FromEngine]:
         """One turn: take in `messages` and finished steps, launch the next step. Raises what a forward raised."""
         results = self._collect()
         started = self._clock()
+        frame = TickFrame(
+            now_us=int(started * 1e6),
+            messages=tuple(messages),
+            taken=tuple(result.output.tokens for result in results),
+            read_us_per_page=self.workers.read_us_per_page,
+            compute_us_per_page=self._rate.us_per_page(self.scheduler.limits.page_size),
+        )
+        tell(self._control_group, frame)
+        return self._turn(frame, results, started)
+
+    def follow(self, frame: TickFrame) -> None:
+        """The turn that rank 0 has told of. Raises what a forward raised, and PeerLost."""
+        results = tuple(self._take(tokens) for tokens in frame.taken)
+        self._turn(frame, results, self._clock())
+
+    def _turn(self, frame: TickFrame, results: tuple[StepResult, ...], started: float) -> list[FromEngine]:
         self.tick_count += 1
-        arrivals, aborts, flushes, control = _sort_messages(messages)
-        now_us = int(started * 1e6)
+        arrivals, aborts, flushes, control = _sort_messages(frame.messages)
         inputs = TickInput(
             tick=self.tick_count,
-            now_us=now_us,
+            now_us=frame.now_us,
             arrivals=arrivals,
             aborts=aborts,
             flushes=flushes,
             results=results,
-            agreed=self._agree(now_us),
-            read_us_per_page=self.workers.read_us_per_page,
-            compute_us_per_page=self._rate.us_per_page(self.scheduler.limits.page_size),
+            agreed=self._agree(frame.now_us),
+            read_us_per_page=frame.read_us_per_page,
+            compute_us_per_page=frame.compute_us_per_page,
         )
         self.scheduler.begin(inputs)
         self.tiers_s += self._clock() - started
@@ -126,7 +148,7 @@ class EngineCore:
         self._blocked = plan is None and bool(self._outstanding)
         self._check_progress(self._launched or bool(self._outstanding) or bool(results))
         if self._placement_assert:
-            assert_same_state(self.tick_count, self.scheduler.core.digest(), self._min_reduce)
+            assert_same_state(self.tick_count, self.scheduler.core.digest(), self._control_group.min_reduce)
         replies: list[FromEngine] = []
         if (outputs := events.message()) is not None:
             replies.append(outputs)
@@ -151,7 +173,7 @@ class EngineCore:
             return ()
         workers.poll()
         workers.report_now(core.overdue(now_us))
-        agreed = agree(core.windows(), workers.seen, self._min_reduce)
+        agreed = agree(core.windows(), workers.seen, self._control_group.min_reduce)
         workers.forget([a.op for a in agreed])
         return agreed
 
@@ -164,20 +186,24 @@ class EngineCore:
     def _note_flushes(self, flushes: tuple[FlushCache, ...]) -> None:
         for flush in flushes:
             if "l3" in flush.tiers:
-                self._on_disk[flush.token] = sum(d.slots_used for d in self.workers.disk_stats())
+                self._on_disk[flush.token] = self._slots_used()
 
     def _with_disk(self, done: FlushDone) -> FlushDone:
         """Add what L3 held before and holds now, which only the ranks' workers know."""
         before = self._on_disk.pop(done.token, None)
         if before is None:
             return done
-        kept = sum(d.slots_used for d in self.workers.disk_stats())
+        kept = self._slots_used()
         return FlushDone(
             done.token,
             done.dropped | {"l3": max(0, before - kept)},
             done.kept | {"l3": kept},
             f"rank {self.workers.rank}: {done.message or NOT_EMPTIED}" if done.message or kept else "",
         )
+
+    def _slots_used(self) -> int:
+        """Of all ranks' disks: one exchange, in a tick in which every rank makes it."""
+        return sum(gather_ints(self._control_group, sum(d.slots_used for d in self.workers.disk_stats())))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -186,13 +212,18 @@ class EngineCore:
         results = []
         must_wait = len(self._outstanding) >= MAX_OUTSTANDING or self._blocked
         while self._outstanding and (must_wait or self._outstanding[0][1].done()):
-            plan, pending = self._outstanding.popleft()
-            results.append(StepResult(plan=plan, output=pending.result()))
-            self._measure(plan)
+            results.append(self._take())
             must_wait = False
         if results and not self._outstanding:
             self.busy_s += self._clock() - self._busy_since
         return tuple(results)
+
+    def _take(self, tokens: Int32 | None = None) -> StepResult:
+        """The oldest outstanding step's result, once it is there; `tokens`: what rank 0 sampled in it."""
+        plan, pending = self._outstanding.popleft()
+        output = pending.result()
+        self._measure(plan)
+        return StepResult(plan=plan, output=output if tokens is None else replace(output, tokens=tokens))
 
     def _measure(self, plan: StepPlan) -> None:
         """The step has ended: how fast did it compute its prompts?"""
@@ -227,7 +258,7 @@ class EngineCore:
     def _control(self, message: QueryState | Shutdown) -> FromEngine | None:
         match message:
             case QueryState():
-                return self.state(message.token)
+                return self.state(message.token) if self._control_group.rank == 0 else None
             case Shutdown():
                 self.shutting_down = True
                 self.finish_by = self._clock() + message.finish_by_s
@@ -296,6 +327,10 @@ class EngineCore:
         if self.scheduler.requests:
             self.tick([Abort(tuple(self.scheduler.requests))])
 
+    def end(self) -> None:
+        """Tell the other ranks that no tick comes any more."""
+        tell(self._control_group, TickFrame(now_us=0, ends=True))
+
     def close(self, finish_by_s: float = 0.0) -> bool:
         """Wait for what the device still runs and let everything go; the disk may take so many seconds.
 
@@ -313,7 +348,7 @@ def build_core(limits: SchedulerLimits, l1_pages: int, num_owners: int = 1) -> C
 
 
 def _sort_messages(
-    messages: list[ToEngine],
+    messages: Sequence[ToEngine],
 ) -> tuple[tuple[Submit, ...], tuple[int, ...], tuple[FlushCache, ...], list[QueryState | Shutdown]]:
     """Arrivals, aborts, flushes, and what changes nothing replicated."""
     arrivals: list[Submit] = []

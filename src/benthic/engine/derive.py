@@ -28,6 +28,7 @@ class Machine:
     available_bytes: int  # of the device, weights loaded
     bytes_per_page: int
     model_max_position: int
+    num_lanes: int = 1  # ranks over which a sequence's pages are spread; pages and bytes here are of one of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,9 @@ def derive(config: EngineConfig, machine: Machine) -> Sizes:
         )
     else:
         table.append(Derived("--l1-free-pages", str(l1_free), "given"))
-    limit = min(max_context, l1_pages * p)
-    reason = "--max-context" if limit == max_context else f"L1's {l1_pages} pages of {p} tokens"
+    limit = min(max_context, l1_pages * machine.num_lanes * p)
+    lanes = f" in each of {machine.num_lanes} lanes" if machine.num_lanes > 1 else ""
+    reason = "--max-context" if limit == max_context else f"L1's {l1_pages} pages of {p} tokens{lanes}"
     table.append(Derived("request limit", f"{limit} tokens", f"prompt and answer together; set by {reason}"))
     return Sizes(
         max_context=max_context,
@@ -116,7 +118,7 @@ def _l1_pages(config: EngineConfig, machine: Machine, max_context: int, max_runn
                 f"{format_size((LEAST_L1_PAGES + 1) * page)}"
             )
     else:
-        all_contexts = ceil_div(max_context, cache.page_size) * max_running
+        all_contexts = ceil_div(ceil_div(max_context, cache.page_size), machine.num_lanes) * max_running
         if machine.on_gpu:
             share = machine.available_bytes * GPU_L1_PERCENT // 100
             reason = f"{GPU_L1_PERCENT} % of the {format_size(machine.available_bytes)} that the weights leave"
@@ -132,5 +134,6 @@ def _l1_pages(config: EngineConfig, machine: Machine, max_context: int, max_runn
                 f"{format_size(page)} and {LEAST_L1_PAGES + 1} are needed; free memory, or take "
                 "a smaller --page-size or model"
             )
-    table.append(Derived("L1", f"{pages} pages = {format_size(pages * page)}", reason))
+    each = f" a rank, {pages * machine.num_lanes} in all" if machine.num_lanes > 1 else ""
+    table.append(Derived("L1", f"{pages} pages = {format_size(pages * page)}{each}", reason))
     return pages

@@ -49,7 +49,9 @@ class Events:
                     self.hidden.append(HiddenStates(int(rows.ids[plan.sample_slots[i]]), state.tobytes()))
 
     def add_prompt_logprobs(self, plan: StepPlan, output: StepOutput, requests: Mapping[int, Request]) -> None:
-        """Log-probabilities of prompt tokens, of the chunks that wanted them."""
+        """Log-probabilities of prompt tokens, of the chunks that wanted them; only the rank that samples has any."""
+        if not output.prompt_logprobs:
+            return
         chunks = [c for c in plan.chunks if c.logprob_rows]
         for chunk, got in zip(chunks, output.prompt_logprobs, strict=True):
             request = chunk.request

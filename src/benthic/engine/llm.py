@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benthic.common.errors import RequestError
-from benthic.config import options_from_mapping, resolve
+from benthic.config import demand_one_rank, options_from_mapping, resolve
 from benthic.engine.build import build_engine
 from benthic.engine.core import EngineCore
 from benthic.kvcache import page_hashes, root_hash
@@ -80,6 +80,7 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         given = options_from_mapping({**({"model": model} if model else {}), **options}, "LLM(...)")
         config = resolve(given).engine
+        demand_one_rank(config.parallel)
         source = locate(config.model.model)
         self._text = CheckpointText(load_tokenizer(source))
         defaults = read_generation_defaults(source)

@@ -13,60 +13,40 @@ import shutil
 import signal
 import sys
 import threading
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
-from benthic.common.errors import BenthicError
-from benthic.messages import (
-    Beat,
-    Failed,
-    FromEngine,
-    Progress,
-    Stopped,
-    ToEngine,
-    decode_to_engine,
-    encode,
-)
+from benthic.common.errors import BenthicError, PeerLost
+from benthic.engine.pulse import Pulse, run_beat
+from benthic.messages import Failed, FromEngine, Progress, ToEngine, decode_to_engine, encode
 from benthic.messages.start import EngineStart, decode_start
 from benthic.observability.logs import setup_logging
 from benthic.weights.locate import Source
 
 if TYPE_CHECKING:
-    from benthic.engine.core import EngineCore
+    from benthic.parallel.layout import ParallelLayout
     from benthic.tiers.disk.io import DiskIO
 
 logger = logging.getLogger("benthic.engine")
 
-IDLE_WAIT_MS = 1000
-STATS_EVERY_S = 1.0
-TRIM_S, TRIM_IDLE_S = 60.0, 10.0
 SWITCH_S = 0.0001  # a thread that queues copies must not keep the runner from launching for 5 ms, Python's default
 _M_ARENA_MAX = -8  # malloc.h
 
 
-@dataclass(slots=True)
-class Pulse:
-    """Where the loop is, written by the loop and read by the beat thread (plain stores, no lock needed)."""
-
-    tick: int = 0
-    tick_started: float = 0.0  # 0: between ticks
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
 class Link:
-    """The two sockets to the server process. One thread only (zmq sockets are not thread-safe)."""
+    """The way to the server process; only rank 0 receives. One thread only (zmq sockets are not thread-safe)."""
 
-    def __init__(self, context: zmq.Context, order: EngineStart) -> None:  # type: ignore[type-arg]  # generic only in stubs
-        self._inbox = context.socket(zmq.PULL)
-        self._inbox.set_hwm(0)
-        self._inbox.connect(order.recv_addr)
+    def __init__(self, context: zmq.Context, recv_addr: str, send_addr: str) -> None:  # type: ignore[type-arg]  # generic only in stubs
+        self._inbox = None
+        if recv_addr:
+            self._inbox = context.socket(zmq.PULL)
+            self._inbox.set_hwm(0)
+            self._inbox.connect(recv_addr)
         self._outbox = context.socket(zmq.PUSH)
         self._outbox.set_hwm(0)
-        self._outbox.connect(order.send_addr)
+        self._outbox.connect(send_addr)
 
     def send(self, message: FromEngine) -> None:
         self._outbox.send(encode(message))
@@ -74,7 +54,7 @@ class Link:
     def receive(self, wait_ms: int) -> list[ToEngine]:
         """All messages that are there; waits up to `wait_ms` for the first."""
         messages: list[ToEngine] = []
-        if wait_ms and not self._inbox.poll(wait_ms):
+        if self._inbox is None or (wait_ms and not self._inbox.poll(wait_ms)):
             return messages
         with contextlib.suppress(zmq.Again):
             while True:
@@ -82,7 +62,8 @@ class Link:
         return messages
 
     def close(self) -> None:
-        self._inbox.close(linger=0)
+        if self._inbox is not None:
+            self._inbox.close(linger=0)
         self._outbox.close(linger=2000)
 
 
@@ -91,90 +72,125 @@ def main(disk_io: "DiskIO | None" = None) -> int:
 
     `disk_io` stands in for the system's (faults in tests).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _ignore_signals()
+    return run_rank(decode_start(sys.stdin.buffer.readline()), lifeline=True, disk_io=disk_io)
+
+
+def run_rank(order: EngineStart, *, lifeline: bool, disk_io: "DiskIO | None" = None) -> int:
+    """One rank of an engine, until its end. `lifeline`: standard input is a pipe whose end means the server's.
+
+    A rank without `send_addr` learns it from rank 0 when they have met. Returns the exit code, as `main`.
+    """
+    _ignore_signals()
     _keep_one_arena()
     sys.setswitchinterval(SWITCH_S)
-    order = decode_start(sys.stdin.buffer.readline())
     setup_logging(order.config.log_level)
-    threading.Thread(target=_end_with_the_server, args=(order,), name="server-watch", daemon=True).start()
+    if lifeline:
+        threading.Thread(target=_end_with_the_server, args=(order,), name="server-watch", daemon=True).start()
     context = zmq.Context()
-    pulse = Pulse()
-    beat = threading.Thread(target=_beat, args=(context, order.send_addr, pulse), name="beat", daemon=True)
-    beat.start()
-    link = Link(context, order)
+    pulse = Pulse(rank=order.rank)
+    report = Report(context, pulse)
+    if order.send_addr:
+        report.open(order.recv_addr, order.send_addr)
     try:
-        _serve(order, link, pulse, disk_io)
+        _serve(order, report, pulse, disk_io)
         return 0
+    except PeerLost as error:
+        logger.error("%s, in tick %d: %s", f"rank {order.rank}", pulse.tick, error)
+        report.failed(Failed(str(error), order.rank, follows=True))
     except BenthicError as error:
-        link.send(Failed(str(error)))
+        report.failed(Failed(str(error), order.rank))
     except Exception as error:  # the process ends; the server must learn why
         logger.exception("the engine failed in tick %d", pulse.tick)
-        link.send(Failed(f"the engine failed in tick {pulse.tick}: {type(error).__name__}: {error}"))
+        report.failed(Failed(f"the engine failed in tick {pulse.tick}: {type(error).__name__}: {error}", order.rank))
     finally:
-        pulse.stop.set()
-        beat.join(timeout=2)
-        link.close()
+        report.close()
         context.term()
     return 1
 
 
-def _serve(order: EngineStart, link: Link, pulse: Pulse, disk_io: "DiskIO | None") -> None:
-    """Load, say Ready, then turn the loop until Shutdown."""
-    from benthic.engine.build import build_engine  # loads torch: the beat must already run
+class Report:
+    """The link and the beats, from the moment that the server's address is known."""
+
+    def __init__(self, context: zmq.Context, pulse: Pulse) -> None:  # type: ignore[type-arg]  # as above
+        self._context = context
+        self._pulse = pulse
+        self._beat: threading.Thread | None = None
+        self.link: Link | None = None
+
+    def open(self, recv_addr: str, send_addr: str) -> Link:
+        """Connect, and start to beat."""
+        self.link = Link(self._context, recv_addr, send_addr)
+        beat = threading.Thread(target=run_beat, args=(self._context, send_addr, self._pulse), name="beat", daemon=True)
+        beat.start()
+        self._beat = beat
+        return self.link
+
+    def failed(self, message: Failed) -> None:
+        """Tell the server, or where it is not known yet the terminal, why this rank ends."""
+        if self.link is None:
+            sys.stderr.write(f"rank {message.rank}: {message.message}\n")
+        else:
+            self.link.send(message)
+
+    def close(self) -> None:
+        """End the beats, then the link."""
+        self._pulse.stop.set()
+        if self._beat is not None:
+            self._beat.join(timeout=2)
+        if self.link is not None:
+            self.link.close()
+
+
+def _serve(order: EngineStart, report: Report, pulse: Pulse, disk_io: "DiskIO | None") -> None:
+    """Meet the other ranks, load, say Ready, then turn the loop until Shutdown."""
+    from benthic.engine.build import build_engine, pick_device  # loads torch: the beat must already run
+    from benthic.engine.loops import Lead, follow
+    from benthic.parallel.launch import meet, part
+
+    place = layout_of(order)
+    ranks = meet(place, order.rendezvous, pick_device(order.config.model.device, place)[0])
+    if place.world_size > 1:
+        told = ranks.start.share(order.peer_addr.encode() if place.leads else None).decode()
+        if report.link is None:
+            report.open("", told)
+    link = report.link
+    assert link is not None
 
     def progress(what: str, done: int, total: int) -> None:
-        link.send(Progress(what, done, total))
+        if place.leads:
+            link.send(Progress(what, done, total))
 
     source = Source(order.source.kind, order.source.path, order.source.written)
-    engine, ready = build_engine(order.config, source, progress, disk_io)
-    link.send(ready)
-    last_stats = 0.0
-    heap = Heap()
-    while not engine.shutting_down:
-        pulse.tick_started = 0.0
-        messages = link.receive(IDLE_WAIT_MS if engine.idle else int(engine.pause_s * 1000))
-        if messages or not engine.idle:
-            _turn(engine, messages, link, pulse)
-        if (now := time.monotonic()) - last_stats >= STATS_EVERY_S or engine.idle:
-            last_stats = now
-            link.send(engine.stats())
-            heap.tidy(idle=engine.idle)
-    _stop(engine, link, pulse)
+    engine, ready = build_engine(order.config, source, progress, disk_io, ranks)
+    ranks.barrier()  # every rank is ready
+    if place.leads:
+        link.send(ready)
+        Lead(engine, link, pulse, alone=place.world_size == 1).run()
+    else:
+        follow(engine, ranks.control, link, pulse)
+    part()
 
 
-def _turn(engine: "EngineCore", messages: list[ToEngine], link: Link, pulse: Pulse) -> None:
-    pulse.tick, pulse.tick_started = engine.tick_count, time.monotonic()
-    for reply in engine.tick(messages):
-        link.send(reply)
-    if engine.last_host_s > 0.1:
-        logger.warning("slow tick %d: %.0f ms of host time", engine.tick_count, engine.last_host_s * 1e3)
+def layout_of(order: EngineStart) -> "ParallelLayout":
+    """This rank's place, as its order has it."""
+    from benthic.parallel.layout import ParallelLayout
+
+    parallel = order.config.parallel
+    return ParallelLayout(
+        rank=order.rank,
+        cp_size=parallel.cp_size,
+        tp_size=parallel.tp_size,
+        expert_parallel=parallel.expert_parallel,
+        local_rank=order.local_rank,
+        local_size=order.local_size,
+    )
 
 
-def _stop(engine: "EngineCore", link: Link, pulse: Pulse) -> None:
-    """End what runs, let pending spills become durable while the time lasts, and say how it went."""
-    engine.cut_off()
-    last_stats = 0.0
-    while engine.unfinished and time.monotonic() < engine.finish_by:
-        _turn(engine, link.receive(int(engine.pause_s * 1000)), link, pulse)
-        if (now := time.monotonic()) - last_stats >= STATS_EVERY_S:
-            last_stats = now
-            link.send(engine.stats())
-    pulse.tick_started = 0.0
-    unwritten = engine.pages_pending
-    engine.close(max(0.0, engine.finish_by - time.monotonic()))
-    link.send(Stopped(unwritten))
-
-
-def _beat(context: "zmq.Context[zmq.Socket[bytes]]", addr: str, pulse: Pulse) -> None:
-    """Once a second: this process lives, and how long the loop has been in its tick."""
-    socket = context.socket(zmq.PUSH)
-    socket.set_hwm(0)
-    socket.connect(addr)
-    while not pulse.stop.wait(1.0):
-        started = pulse.tick_started
-        socket.send(encode(Beat(pulse.tick, time.monotonic() - started if started else 0.0)))
-    socket.close(linger=0)
+def _ignore_signals() -> None:
+    """A terminal sends them to the whole group; the server turns them into messages."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _keep_one_arena() -> None:
@@ -187,29 +203,11 @@ def _keep_one_arena() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-class Heap:
-    """Gives back to the system what malloc holds free, now and then, where the C library is glibc.
-
-    Activations of ever new sizes leave holes between what lives on; a process would grow by them for days.
-    """
-
-    def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._last = time.monotonic()
-
-    def tidy(self, *, idle: bool) -> None:
-        """Every minute, or every ten seconds where nobody waits for the few milliseconds."""
-        now = time.monotonic()
-        if self._trim is not None and now - self._last >= (TRIM_IDLE_S if idle else TRIM_S):
-            self._last = now
-            self._trim(0)
-
-
 def _end_with_the_server(order: EngineStart) -> None:
     """Wait for the pipe's end; then nobody else is left to remove the private folder of the sockets."""
     while os.read(0, 4096):  # not sys.stdin: its lock, held by a daemon thread, would spoil the interpreter's end
         continue
-    folder = Path(order.recv_addr.removeprefix("ipc://")).parent
+    folder = Path(order.send_addr.removeprefix("ipc://")).parent
     if folder.name.startswith("benthic-"):
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

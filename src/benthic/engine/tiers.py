@@ -11,12 +11,15 @@ from benthic.common.layout import ceil_div
 from benthic.common.units import format_size
 from benthic.config import CacheConfig
 from benthic.engine.plan import SchedulerLimits
+from benthic.engine.shared_tiers import map_slabs, open_floors
 from benthic.engine.tier_workers import TierWorkers
 from benthic.kvcache import CoreConfig
 from benthic.kvcache.tree import MAX_NODE_PAGES
 from benthic.messages import Derived
 from benthic.models.registry import Namespace
-from benthic.tiers.disk.floor import RankFloor, open_floor
+from benthic.parallel.launch import ALONE, Ranks
+from benthic.parallel.layout import SINGLE, ParallelLayout
+from benthic.tiers.disk.floor import RankFloor
 from benthic.tiers.disk.format import FrameGeometry
 from benthic.tiers.disk.io import DiskIO, SystemDisk
 from benthic.tiers.disk.layout import other_namespaces
@@ -41,6 +44,7 @@ class LowerTiers:
     floor: RankFloor | None
     layout: FrameLayout
     rows: tuple[Derived, ...]
+    tidy: bool = True  # no rank has pages on disk that are another's, nor knows of own ones in another's files
 
     def close(self) -> None:
         """Give memory and files back where no workers have been started on them."""
@@ -58,71 +62,68 @@ def open_tiers(
     progress: Progress,
     *,
     disk_io: DiskIO | None = None,
-    rank: int = 0,
-    num_owners: int = 1,
+    ranks: Ranks = ALONE,
 ) -> LowerTiers:
-    """Map the host slabs and open the disk floor; `disk_io` stands in for the system's (faults in tests).
+    """Map the host slabs and open the disk floor, together with all ranks; `disk_io` is for tests (faults).
 
     Raises CapacityError and ConfigError with numbers and remedy.
     """
     if not config.l2_bytes:
         return LowerTiers(0, 0, None, None, layout, (Derived("L2, L3", "none", "no --l2-size"),))
-    assert num_owners == 1, "with several ranks one prepares the floor and makes the slabs, and all map them"
-    frames = _frames_per_lane(config, layout, num_owners)
-    staging = _staging_frames(config, layout, num_owners)
+    place = ranks.layout
+    frames = _frames_per_lane(config, layout, place)
+    staging = _staging_frames(config, layout, place.cp_size)
     geometry = SlabGeometry(
         frame_bytes=layout.frame_bytes,
         frames_per_lane=frames,
-        num_owners=num_owners,
+        num_owners=place.local_size,
         max_slab_bytes=config.max_slab_bytes,
     )
-    slabs = HostSlabs.open(geometry, backing=config.l2_backing)
+    slabs = map_slabs(geometry, config.l2_backing, ranks)
+    floor, tidy = None, True
     try:
         slabs.fault_in(lambda done, total: progress("host memory for L2", done, total))
         rows = [
-            _l2_row(slabs, frames * num_owners, layout),
+            _l2_row(slabs, frames * place.local_size, layout),
             Derived("--l2-policy", config.l2_policy, "when L2 is filled"),
         ]
         if device.type == "cuda":
             report = slabs.register_cuda()
             rows.append(Derived("L2 pinned", "yes" if report.pinned else "no", report.reason or "copies at link rate"))
-        floor = None
         if config.disk is not None:
-            floor = open_floor(
-                config.disk,
-                namespace=namespace.digest,
-                words=namespace.words,
-                geometry=_geometry(layout),
-                rank=rank,
-                num_ranks=num_owners,
-                io=disk_io or SystemDisk(),
-                progress=progress,
+            floor, tidy = open_floors(
+                config.disk, namespace, _geometry(layout), ranks, disk_io or SystemDisk(), progress
             )
-            rows += _l3_rows(config, floor, namespace, staging)
+            rows += _l3_rows(config, floor, namespace, staging, place)
     except BaseException:
+        if floor is not None:
+            floor.close()
         slabs.close()
         raise
-    return LowerTiers(frames, staging, slabs, floor, layout, tuple(rows))
+    return LowerTiers(frames, staging, slabs, floor, layout, tuple(rows), tidy)
 
 
 def start_workers(
-    tiers: LowerTiers,
-    config: CacheConfig,
-    pools: Mapping[str, torch.Tensor],
-    *,
-    rank: int = 0,
-    num_owners: int = 1,
+    tiers: LowerTiers, config: CacheConfig, pools: Mapping[str, torch.Tensor], place: ParallelLayout = SINGLE
 ) -> TierWorkers:
     """The threads, over the L1 pools by payload name: [layers, pages + 1, …]."""
     if tiers.slabs is None:
-        return TierWorkers(rank=rank, num_owners=num_owners)
+        return TierWorkers(rank=place.cp_rank, num_owners=place.cp_size)
     on_gpu = next(iter(pools.values())).device.type == "cuda"
     copies = (cuda_copies if on_gpu else cpu_copies)(tiers.slabs, tiers.layout, pools)
     disk = None
     if tiers.floor is not None:
         assert config.disk is not None
-        disk = DiskStore(tiers.floor, config.disk, rank=rank, num_owners=num_owners, frames=tiers.slabs)
-    return TierWorkers(rank=rank, num_owners=num_owners, copies=copies, disk=disk, slabs=tiers.slabs)
+        depth = max(1, config.disk.queue_depth * len(config.disk.disks) // place.local_size)
+        disk = DiskStore(
+            tiers.floor,
+            config.disk,
+            rank=place.rank,
+            num_owners=place.cp_size,
+            frames=tiers.slabs,
+            queue_depth=None if place.local_size == 1 else depth,
+        )
+    return TierWorkers(rank=place.cp_rank, num_owners=place.cp_size, copies=copies, disk=disk, slabs=tiers.slabs)
 
 
 def core_config(
@@ -149,18 +150,19 @@ def core_config(
         reload_timeout_us=int(disk.reload_timeout_s * 1e6),
         reload_min_pages=disk.min_pages,
         # pages in a file that is not their owner's go there with their next spill
-        reload_marks=tiers.floor is None or not (tiers.floor.report.misplaced_pages or tiers.floor.foreign),
+        reload_marks=tiers.tidy,
     )
 
 
-def _frames_per_lane(config: CacheConfig, layout: FrameLayout, num_owners: int) -> int:
-    frames = config.l2_bytes // layout.frame_bytes // num_owners
-    least = ceil_div(2 * MAX_NODE_PAGES, num_owners)
+def _frames_per_lane(config: CacheConfig, layout: FrameLayout, place: ParallelLayout) -> int:
+    lanes = place.local_size
+    frames = config.l2_bytes // layout.frame_bytes // lanes
+    least = ceil_div(2 * MAX_NODE_PAGES, place.cp_size)
     if frames < least:
         raise CapacityError(
-            f"--l2-size {format_size(config.l2_bytes)} holds {frames * num_owners} frames of "
-            f"{format_size(layout.frame_bytes)}; at least {least * num_owners} are needed: "
-            f"{format_size(least * num_owners * layout.frame_bytes)}"
+            f"--l2-size {format_size(config.l2_bytes)} holds {frames * lanes} frames of "
+            f"{format_size(layout.frame_bytes)}; at least {least * lanes} are needed: "
+            f"{format_size(least * lanes * layout.frame_bytes)}"
         )
     return frames
 
@@ -195,16 +197,19 @@ def _l2_row(slabs: HostSlabs, frames: int, layout: FrameLayout) -> Derived:
     return Derived("L2", f"{frames} frames = {format_size(frames * layout.frame_bytes)}", f"--l2-size; {where}")
 
 
-def _l3_rows(config: CacheConfig, floor: RankFloor, namespace: Namespace, staging: int) -> list[Derived]:
+def _l3_rows(
+    config: CacheConfig, floor: RankFloor, namespace: Namespace, staging: int, place: ParallelLayout
+) -> list[Derived]:
     assert config.disk is not None
     report, slot = floor.report, floor.slab.slot_bytes
+    each = "" if place.world_size == 1 else f" of {place.name}, as the others"
     rows = [
         Derived(
             "L3",
-            f"{report.num_slots} slots = {format_size(report.num_slots * slot)}",
+            f"{report.num_slots} slots = {format_size(report.num_slots * slot)}{each}",
             f"{floor.slab.path}; {'O_DIRECT' if floor.slab.direct else 'buffered'}",
         ),
-        Derived("L3 pages found", str(report.live_pages), f"{config.disk.cold_start}; {report.seconds:.1f} s"),
+        Derived("L3 pages found", f"{report.live_pages}{each}", f"{config.disk.cold_start}; {report.seconds:.1f} s"),
         Derived("L3 staging", f"{staging} buffers of {format_size(slot)}", "staging_size"),
     ]
     for disk in config.disk.disks:

@@ -30,8 +30,13 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     source: ModelSource
-    recv_addr: str  # e.g. ipc:///tmp/benthic-x1/to_engine
-    send_addr: str
+    recv_addr: str  # e.g. ipc:///tmp/benthic-x1/to_engine; "" for every rank but the first
+    send_addr: str  # "": the first rank tells it (`peer_addr`) when the ranks have met
+    rank: int = 0
+    local_rank: int = 0  # among the ranks of this host
+    local_size: int = 1
+    rendezvous: str = ""  # where several ranks meet: file:///path of a FileStore, or env:// (torchrun's variables)
+    peer_addr: str = ""  # of the first rank's order: where ranks without a `send_addr` send to
 
 
 def encode_start(order: EngineStart) -> bytes:

@@ -247,6 +247,14 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     tick: int
     in_tick_s: float
+    rank: int = 0
+
+
+class RankStats(msgspec.Struct, frozen=True, tag=True):
+    """About once a second from each rank but the first, whose `Stats` has its own: what only that rank knows."""
+
+    rank: int
+    disks: tuple[DiskStats, ...]
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -259,9 +267,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine can't start or go on; `message` is for the user's terminal."""
 
     message: str
+    rank: int = 0
+    follows: bool = False  # an exchange with another rank broke off: that rank is the one to name
 
 
-FromEngine = Progress | Ready | Outputs | Stats | Beat | CacheState | FlushDone | Stopped | Failed
+FromEngine = Progress | Ready | Outputs | Stats | RankStats | Beat | CacheState | FlushDone | Stopped | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from benthic.messages import Stats
+from benthic.observability.rank_disks import RankDisks
 from benthic.observability.tier_series import tier_families
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -21,9 +22,13 @@ TIERS = ("l1", "l2", "l3")
 
 
 class Metrics:
-    """Owns the registry. Every method is cheap and never fails a request."""
+    """Owns the registry. Every method is cheap and never fails a request.
 
-    def __init__(self) -> None:
+    `disks` are those of the ranks that send no `Stats`; all other totals of the engine come from its first rank alone,
+    so that a sum over series counts nothing twice.
+    """
+
+    def __init__(self, disks: RankDisks | None = None) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._prompt = Counter("benthic_prompt_tokens", "Prompt tokens of started requests", registry=registry)
@@ -44,7 +49,7 @@ class Metrics:
         self._ready = Gauge("benthic_ready", "1 when the server takes requests", registry=registry)
         for tier in TIERS:
             self._cached.labels(tier)
-        self._stats = StatsCollector()
+        self._stats = StatsCollector(disks or RankDisks())
         registry.register(self._stats)
 
     def render(self) -> bytes:
@@ -98,8 +103,9 @@ class Metrics:
 class StatsCollector(Collector):
     """The engine's last `Stats` as series; empty until the first arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, disks: RankDisks) -> None:
         self.stats: Stats | None = None
+        self._disks = disks
 
     def collect(self) -> Iterable[Metric]:
         """All families. Called by a scrape."""
@@ -119,7 +125,7 @@ class StatsCollector(Collector):
             ("tick_tiers_seconds", "Scheduler seconds spent on L2 and L3", stats.tick_tiers_s),
         ):
             yield CounterMetricFamily(f"benthic_{name}", text, value=value)
-        yield from tier_families(stats)
+        yield from tier_families(stats, self._disks.beside(stats.disks))
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry, buckets: tuple[float, ...] = _SECONDS) -> Histogram:

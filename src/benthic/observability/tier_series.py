@@ -1,5 +1,9 @@
 """Prometheus series of the tiers: lanes of L1 and L2 and each rank's disk, and what the replicated core counts once
-for the group. There with or without an L3, so that a dashboard needs no cases."""
+for the group. There with or without an L3, so that a dashboard needs no cases.
+
+The labels: with context parallelism each rank keeps one lane of the cache, `cp_rank` of `cp_size`. With tensor
+parallelism there is one lane, of which each rank keeps its heads: pages are counted once, disks by `tp_rank`.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -54,16 +58,16 @@ _DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskStats], int]], ...] = (
 )
 
 
-def tier_families(stats: Stats) -> Iterable[Metric]:
-    """Every family of the tiers below the queue."""
+def tier_families(stats: Stats, disks: Sequence[DiskStats]) -> Iterable[Metric]:
+    """Every family of the tiers below the queue; `disks` of all ranks."""
     yield from lane_families("l1", "pages", stats.lanes)
     yield from lane_families("l2", "frames", stats.l2_lanes)
     yield from counter_families(stats.tiers)
-    yield from disk_families(stats.disks, num_ranks=len(stats.lanes))
+    yield from disk_families(disks, cp_size=len(stats.lanes))
 
 
 def lane_families(tier: str, unit: str, lanes: Sequence[LaneState]) -> Iterable[Metric]:
-    """Capacity and use of a tier, once a rank."""
+    """Capacity and use of a tier, once a lane, and how uneven the lanes are."""
     size = str(len(lanes))
 
     def family(name: str, text: str, *more: str) -> GaugeMetricFamily:
@@ -81,6 +85,17 @@ def lane_families(tier: str, unit: str, lanes: Sequence[LaneState]) -> Iterable[
         for state, value in (("free", lane.free), ("cached", lane.cached), ("private", lane.private)):
             by_state.add_metric([*labels, state], value)
     yield from (capacity, used, locked, by_state)
+    yield GaugeMetricFamily(
+        f"benthic_{tier}_lane_imbalance",
+        f"Used {unit} of the fullest lane over the mean of the lanes, less 1",
+        value=imbalance(lanes),
+    )
+
+
+def imbalance(lanes: Sequence[LaneState]) -> float:
+    """0 where all lanes hold as much; n - 1 where one of n holds everything: the tightest lane bounds admission."""
+    used = [lane.total - lane.free for lane in lanes]
+    return max(used) * len(used) / sum(used) - 1 if sum(used) else 0.0
 
 
 def counter_families(tiers: TierCounters) -> Iterable[Metric]:
@@ -95,9 +110,9 @@ def counter_families(tiers: TierCounters) -> Iterable[Metric]:
     yield in_flight
 
 
-def disk_families(disks: Sequence[DiskStats], num_ranks: int) -> Iterable[Metric]:
+def disk_families(disks: Sequence[DiskStats], cp_size: int) -> Iterable[Metric]:
     """Each rank's part of the disk floor, once a rank."""
-    labels = {disk.rank: [str(disk.rank), str(num_ranks), "0"] for disk in disks}
+    labels = {disk.rank: _labels(disk.rank, cp_size) for disk in disks}
     for name, text, value in _DISK_GAUGES:
         gauge = GaugeMetricFamily(f"benthic_l3_{name}", text, labels=RANK_LABELS)
         for disk in disks:
@@ -115,3 +130,8 @@ def disk_families(disks: Sequence[DiskStats], num_ranks: int) -> Iterable[Metric
         for kind, count in sorted(disk.read_failures.items()):
             failures.add_metric([*labels[disk.rank], kind], count)
     yield failures
+
+
+def _labels(rank: int, cp_size: int) -> list[str]:
+    """RANK_LABELS: several lanes are context parallelism, so with one lane ranks differ in their heads."""
+    return [str(rank), str(cp_size), "0"] if cp_size > 1 else ["0", "1", str(rank)]

@@ -7,7 +7,8 @@ import msgspec
 
 from benthic.common.errors import RequestError
 from benthic.common.show import clip
-from benthic.messages import CacheState, DiskStats, FlushDone, LaneState
+from benthic.messages import CacheState, DiskStats, FlushDone, LaneState, TierCounters
+from benthic.observability.rank_disks import RankDisks
 from benthic.server.openai.schemas import FlushRequest
 
 TIERS = ("l1", "l2", "l3")
@@ -37,14 +38,18 @@ def flush_object(done: FlushDone) -> dict[str, Any]:
     return answer | {"message": done.message} if done.message else answer
 
 
-def cache_object(state: CacheState, age_s: float) -> dict[str, Any]:
-    """The whole of `/cache`."""
+def cache_object(state: CacheState, disks: RankDisks, age_s: float) -> dict[str, Any]:
+    """The whole of `/cache`: rank 0's answer, and the other ranks' disks."""
     return {
         "age_s": round(age_s, 3),
         "tick": state.tick,
         "page_size": state.page_size,
         "nodes": state.nodes,
-        "tiers": {"l1": _lanes("pages", state.lanes), "l2": _host(state), "l3": _disk_floor(state)},
+        "tiers": {
+            "l1": _lanes("pages", state.lanes),
+            "l2": _host(state),
+            "l3": _disk_floor(state.tiers, disks.beside(state.disks)),
+        },
         "requests": {"running": state.running, "waiting": state.waiting, "held": state.held},
         "query_tokens": state.query_tokens,
         "hit_tokens": {"l1": state.hits_tokens_l1, "l2": state.hits_tokens_l2, "l3": state.hits_tokens_l3},
@@ -75,8 +80,7 @@ def _host(state: CacheState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _disk_floor(state: CacheState) -> dict[str, Any]:
-    tiers, disks = state.tiers, state.disks
+def _disk_floor(tiers: TierCounters, disks: Sequence[DiskStats]) -> dict[str, Any]:
     return {
         "total_slots": sum(disk.slots_total for disk in disks),
         "used_slots": sum(disk.slots_used for disk in disks),

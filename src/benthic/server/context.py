@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from benthic.common.errors import RequestError
 from benthic.messages import CacheState, Ready
 from benthic.observability.metrics import Metrics
+from benthic.observability.rank_disks import RankDisks
 from benthic.server.engine_client import EngineClient
 from benthic.server.generation import Seeds
 from benthic.server.openai.sampling import Limits
@@ -40,6 +41,7 @@ class ServerContext:
     client: EngineClient
     metrics: Metrics
     seeds: Seeds
+    rank_disks: RankDisks = field(default_factory=RankDisks)  # of the ranks that answer no QueryState
     state: ServerState = field(default_factory=ServerState)
     text: TextSide | None = None  # set before `state.ready`
     last_cache: tuple[float, CacheState] | None = None  # monotonic seconds, state

@@ -1,5 +1,5 @@
-"""The life of a server process: start the engine and serve at once, become ready, drain at a signal, end without a
-trace.
+"""The life of a server process: start the engine's ranks and serve at once, become ready, drain at a signal, end
+without a trace.
 
 However it ends, no child, socket or folder is left, and every stream either is complete or ends with an error.
 """
@@ -21,26 +21,28 @@ import uvicorn
 import uvloop
 
 from benthic.common.errors import BenthicError, EngineDead, RequestError
-from benthic.config import Config
-from benthic.messages import Beat, Failed, FromEngine, Progress, Ready, Shutdown, Stats, Stopped
+from benthic.config import Config, Launch
+from benthic.messages import Beat, Failed, FromEngine, Progress, RankStats, Ready, Shutdown, Stats, Stopped
 from benthic.messages.start import ModelSource
 from benthic.observability.metrics import Metrics
+from benthic.observability.rank_disks import RankDisks
 from benthic.server.app import build_app
 from benthic.server.context import ServerContext, TextSide
 from benthic.server.engine_client import EngineClient
-from benthic.server.engine_process import ENGINE_COMMAND, EngineProcess, describe_exit
+from benthic.server.engine_process import ENGINE_COMMAND, EngineProcess, describe_exit, name_of
 from benthic.server.generation import Seeds
 from benthic.server.listen import url_of
 from benthic.server.liveness import Bounds, Liveness
 from benthic.server.loading import find_model, load_text
 from benthic.server.terminal import Terminal
+from benthic.server.verdict import LAST_WORDS_S, Verdict
 
 logger = logging.getLogger(__name__)
 
 STOP_S = 10.0  # for the engine to end in order, beyond the grace for requests and spills
 TELL_EVERY_S = 5.0  # how often the terminal says that pages are still being written
 CLOSE_S = 5  # for connections to take their last bytes
-LAST_WORDS_S = 0.5  # between the engine's exit and our verdict: its message may still be in the socket
+SAME_SIGNAL_S = 1.0  # torchrun sends on what reaches it: a second signal so soon is a copy of the first
 
 T = TypeVar("T")
 
@@ -61,13 +63,15 @@ def run_server(
     terminal: Terminal,
     parts: Parts | None = None,
     lock_fds: Sequence[int] = (),
+    launch: Launch | None = None,
 ) -> None:
-    """Serve on `sock` until a signal. `lock_fds` hold the disk folders' locks, and the engine inherits them.
+    """Serve on `sock` until a signal. `lock_fds` hold the disk folders' locks, and the engine inherits them. `launch`:
+    the other ranks are processes that torchrun started.
 
     Raises BenthicError when the engine can't start or has died.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(config, sock, terminal, parts or Parts(), lock_fds).run())
+        runner.run(Server(config, sock, terminal, parts or Parts(), lock_fds, launch).run())
 
 
 class _Uvicorn(uvicorn.Server):
@@ -79,41 +83,54 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Owns the engine process, the client, the web server and the state that the endpoints read."""
+    """Owns the engine's processes, the client, the web server and the state that the endpoints read."""
 
     def __init__(
-        self, config: Config, sock: socket.socket, terminal: Terminal, parts: Parts, lock_fds: Sequence[int] = ()
+        self,
+        config: Config,
+        sock: socket.socket,
+        terminal: Terminal,
+        parts: Parts,
+        lock_fds: Sequence[int] = (),
+        launch: Launch | None = None,
     ) -> None:
         self._config = config
         self._sock = sock
         self._terminal = terminal
         self._parts = parts
         self._lock_fds = tuple(lock_fds)
+        self._launch = launch
         self._url = url_of(sock)
         self._engine = EngineProcess(parts.engine_command)
         self._client = EngineClient(self._engine.push, self._engine.pull, self._on_message)
-        self._liveness = Liveness(parts.bounds)
+        self._num_ranks = config.engine.parallel.world_size
+        self._liveness = Liveness(parts.bounds, self._num_ranks)
+        self._verdict = Verdict(self._num_ranks, parts.bounds.follow_s)
+        rank_disks = RankDisks()
         self._context = ServerContext(
             model_name=config.server.served_model_name or config.engine.model.model,
             created=int(time.time()),
             api_key=config.server.api_key,
             max_queue=config.engine.scheduler.max_queue,
             client=self._client,
-            metrics=Metrics(),
+            metrics=Metrics(rank_disks),
             seeds=Seeds(config.engine.model.seed),
+            rank_disks=rank_disks,
         )
         self._ready: Ready | None = None
         self._pending_pages = 0  # on their way to disk, as the engine last said
         self._stopped: Stopped | None = None
-        self._failed = ""  # what the engine said when it could not go on
-        self._signals = 0
+        self._exits: dict[int, int] = {}  # by rank: statuses of our children that have ended
+        self._signal_at: float | None = None  # the first one
         self._end: asyncio.Future[None]  # set in run: done at a signal, an exception when the engine is lost
-        self._engine_gone: asyncio.Event
+        self._engine_broken: asyncio.Event  # a rank has ended or has said that it can't go on
+        self._engine_gone: asyncio.Event  # all our children have ended
 
     async def run(self) -> None:
         """The whole life. Raises BenthicError."""
         loop = asyncio.get_running_loop()
-        self._end, self._engine_gone = loop.create_future(), asyncio.Event()
+        self._end = loop.create_future()
+        self._engine_broken, self._engine_gone = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         web = self._web_server()
@@ -162,13 +179,13 @@ class Server:
             loop = asyncio.get_running_loop()
             source = await in_daemon_thread(lambda: self._parts.find_model(self._config.engine.model.model))
 
-            def on_exit(status: int) -> None:
+            def on_exit(rank: int, status: int) -> None:
                 with contextlib.suppress(RuntimeError):  # the loop may have closed before
-                    loop.call_soon_threadsafe(self._on_engine_exit, status)
+                    loop.call_soon_threadsafe(self._on_exit, rank, status)
 
             if self._end.done():
                 return
-            self._engine.start(self._config.engine, source, on_exit, self._lock_fds)
+            self._engine.start(self._config.engine, source, on_exit, self._lock_fds, self._launch)
             self._context.text = await in_daemon_thread(lambda: self._parts.load_text(source))
             self._maybe_ready()
         except BenthicError as error:
@@ -203,14 +220,17 @@ class Server:
         elif isinstance(message, Stats):
             self._pending_pages = message.tiers.spill_pages_pending
             self._context.metrics.update(message)
+        elif isinstance(message, RankStats):
+            self._context.rank_disks.update(message)
         elif isinstance(message, Progress):
             self._terminal.progress(message.what, message.done, message.total)
         elif isinstance(message, Ready):
             self._ready = message
             self._maybe_ready()
         elif isinstance(message, Failed):
-            self._failed = message.message
-            self._fail(EngineDead(message.message))
+            self._verdict.failed(message, asyncio.get_running_loop().time())
+            self._liveness.ended(message.rank)
+            self._on_break()
         elif isinstance(message, Stopped):
             self._stopped = message
 
@@ -222,11 +242,33 @@ class Server:
                 self._context.state.unhealthy = fault
                 self._fail(EngineDead(fault))
 
-    def _on_engine_exit(self, status: int) -> None:
-        self._engine_gone.set()
+    def _on_exit(self, rank: int, status: int) -> None:
+        self._exits[rank] = status
+        if self._engine.ranks <= self._exits.keys():
+            self._engine_gone.set()
+        if status != 0 or not self._end.done():  # while we stop, 0 is an end in order
+            last_tick = self._liveness.last_tick(rank) if self._ready is not None else ""
+            self._verdict.exited(rank, status, last_tick, asyncio.get_running_loop().time())
+        self._liveness.ended(rank)
+        self._on_break()
+
+    def _on_break(self) -> None:
+        """A rank is lost: nothing new can be served, and as soon as the cause is clear the server ends with it."""
+        self._engine_broken.set()
         if not self._end.done():
-            gone = EngineDead(f"the engine process ended unexpectedly ({describe_exit(status)})")
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._fail, gone)
+            state = self._context.state
+            state.unhealthy = state.unhealthy or self._verdict.told(math.inf)
+            self._context.metrics.set_ready(False)
+            self._judge()
+
+    def _judge(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._end.done():
+            return
+        if (cause := self._verdict.told(loop.time())) is not None:
+            self._fail(EngineDead(cause))
+        elif (at := self._verdict.next_look()) is not None:
+            loop.call_later(max(0.01, at - loop.time()), self._judge)
 
     def _fail(self, error: BenthicError) -> None:
         if not self._end.done():
@@ -235,11 +277,14 @@ class Server:
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        self._signals += 1
-        if self._signals > 1:  # the user means it
-            self._engine.kill()
+        now = asyncio.get_running_loop().time()
+        if self._signal_at is not None:
+            if self._launch is not None and now - self._signal_at < SAME_SIGNAL_S:
+                return
+            self._engine.kill()  # the user means it
             self._engine.remove_folder()
             os._exit(128 + number)
+        self._signal_at = now
         if not self._end.done():
             self._end.set_result(None)
 
@@ -256,10 +301,10 @@ class Server:
             self._terminal.line(
                 f"stopping: {self._client.outstanding} requests may take up to {grace:g} s; again to end at once"
             )
-        while self._client.outstanding and loop.time() < deadline and not self._engine_gone.is_set():
+        while self._client.outstanding and loop.time() < deadline and not self._engine_broken.is_set():
             await asyncio.sleep(0.02)
-        if self._client.outstanding and self._engine_gone.is_set():
-            raise EngineDead("the engine process ended while the last requests were being finished")
+        if self._client.outstanding and self._engine_broken.is_set():
+            raise EngineDead(await self._cause("ended while the last requests were being finished"))
         self._client.fail_all(
             RequestError(
                 f"the server is shutting down and its grace time of {grace:g} s is over",
@@ -267,7 +312,7 @@ class Server:
                 code="shutting_down",
             )
         )
-        if self._engine.pid is None:
+        if not self._engine.ranks:
             return
         if self._ready is None:
             self._engine.hang_up()  # while it loads, the engine reads no messages
@@ -291,6 +336,9 @@ class Server:
                 )
             await self._until_gone(min(0.2, end - now))
         await self._last_words()
+        for rank, status in self._exits.items():
+            if status:
+                logger.warning("%s did not end in order: %s", name_of(rank, self._num_ranks), describe_exit(status))
         lost = self._pending_pages if self._stopped is None else self._stopped.unwritten_pages
         if lost:
             self._terminal.line(
@@ -306,9 +354,21 @@ class Server:
         while self._stopped is None and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
         if self._stopped is None:
-            raise EngineDead(
-                f"the engine process ended before it had closed the cache{self._failed and ': '}{self._failed}"
-            )
+            raise EngineDead(await self._cause("ended before it had closed the cache"))
+
+    async def _cause(self, what: str) -> str:
+        """What became of the engine, and why, as far as the ranks or their ends tell it in time."""
+        loop = asyncio.get_running_loop()
+        end, cause = loop.time() + self._parts.bounds.follow_s + LAST_WORDS_S, None
+        while (now := loop.time()) < end:
+            cause = self._verdict.told(now) or self._liveness.fault(now, ready=True)
+            if cause is not None:
+                break
+            await asyncio.sleep(0.02)
+        if self._num_ranks == 1:
+            failure = self._verdict.failure
+            return f"the engine process {what}{failure and ': '}{failure}"
+        return f"the engine {what}{cause and ': '}{cause or ''}"
 
     async def _until_gone(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -124,7 +124,7 @@ async def cache(context: ServerContext, _: Request) -> Response:
     except EngineDead as error:
         raise RequestError(f"the engine ended: {error}", status=503) from None
     at, state = context.last_cache
-    return json_response(cache_object(state, time.monotonic() - at))
+    return json_response(cache_object(state, context.rank_disks, time.monotonic() - at))
 
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
