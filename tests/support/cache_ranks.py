@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from benthic.kvcache import CacheCore, CoreConfig, Hold, PageRun, Stream, agree
+from benthic.kvcache import Agreed, CacheCore, CoreConfig, Hold, OpId, PageRun, Stream, agree
 from tests.support.naive_cache import hashes_of
 from tests.support.tier_sim import POISON, Worker
 
@@ -36,6 +36,12 @@ class Scenario:
     policy: str = "write_through"
     disk: bool = True
     check_every: int = 10
+    whole: int = 0  # above 0: so many ranks that each keep a part of every page (tensor parallelism); `owners` is 1
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """The lane of each rank."""
+        return (0,) * self.whole or tuple(range(self.owners))
 
 
 def core_config(scenario: Scenario) -> CoreConfig:
@@ -80,12 +86,14 @@ class Request:
 class Rank:
     """Requests come and go by `shared`, equal on all ranks; how the workers get on is this rank's own."""
 
-    def __init__(self, lane: int, scenario: Scenario) -> None:
+    def __init__(self, rank: int, scenario: Scenario) -> None:
         self.scenario = scenario
         self.core = CacheCore(core_config(scenario))
-        self.worker = Worker(self.core, lane)
+        self.worker = Worker(self.core, scenario.lanes[rank])
         self.shared = random.Random(scenario.seed)
-        self.own = random.Random(f"{scenario.seed} {lane}")
+        self.own = random.Random(f"{scenario.seed} {rank}")
+        self.reported: dict[OpId, int] = {}  # what has come here of what the worker has seen
+        self.speed, self.mail = 0.5, 1.0
         self.requests: list[Request] = []
         self.now_us = 0
         self.tick = 0
@@ -103,6 +111,8 @@ class Rank:
             yield from self._begin()
             self._serve()
             self._end(failing)
+            self._change_pace()
+        self.speed, self.mail = 0.5, 1.0
         for request in self.requests:
             self._drop(request)
         self.requests = []
@@ -117,17 +127,34 @@ class Rank:
     def _begin(self) -> Generator[Answer, list[int], None]:
         self.tick += 1
         self.now_us += self.shared.randint(1, 1500)
-        core, worker = self.core, self.worker
-        worker.report_now(core.overdue(self.now_us))
+        core = self.core
+        self._take_reports(core.overdue(self.now_us))
         windows = core.windows()
-        vector = reports(windows, worker.seen)
-        least = yield vector, core.digest().hex()
-        agreed = agree(windows, worker.seen, lambda mine: [least[i] for i in range(len(mine))])
+        least = yield reports(windows, self.reported), core.digest().hex()
+        agreed = self.agreed(windows, least)
         for end in agreed:
-            del worker.seen[end.op]
+            del self.worker.seen[end.op], self.reported[end.op]
         rates = [(0, 0), (100, 300), (100, 100), (300, 100)][self.tick // 40 % 4]
         core.begin_tick(self.tick, self.now_us, agreed, read_us_per_page=rates[0], compute_us_per_page=rates[1])
         self._note()
+
+    def agreed(self, windows: Sequence[Sequence[OpId]], least: list[int]) -> tuple[Agreed, ...]:
+        """What this rank takes for over."""
+        return agree(windows, self.reported, lambda mine: [least[i] for i in range(len(mine))])
+
+    def _take_reports(self, overdue: Sequence[OpId]) -> None:
+        """Some of what the worker has seen; reports overtake one another. What is overdue comes at once."""
+        self.worker.report_now(overdue)
+        new = [op for op in self.worker.seen if op not in self.reported]
+        for op in new:
+            if op in overdue or self.own.random() < self.mail:
+                self.reported[op] = self.worker.seen[op]
+
+    def _change_pace(self) -> None:
+        """Now and then this rank becomes quick, or all but stands still, or its reports do."""
+        if self.own.random() < 0.1:
+            self.speed = self.own.choice([0.1, 0.5, 0.5, 1.0, 1.0, 1.0])
+            self.mail = self.own.choice([0.3, 1.0, 1.0, 1.0, 1.0, 1.0])
 
     def _note(self) -> None:
         core, seen = self.core, self.seen
@@ -142,8 +169,10 @@ class Rank:
         core.end_tick()
         worker.submit(core.take_commands())
         worker.poison()
-        worker.work(self.own, 0.5, failing)
-        if worker.disk and self.own.random() < 0.1:  # collected, or found to be damaged: on this rank only
+        ranks, whole = len(self.scenario.lanes), self.scenario.whole
+        # with whole pages every rank takes part in every copy, and one that fails is enough for all
+        worker.work(self.own, self.speed, failing * (min(1.0, 4 / ranks) if whole else 1.0))
+        if worker.disk and self.own.random() < 0.2 / ranks:  # collected, or found to be damaged: on this rank only
             del worker.disk[self.own.choice(list(worker.disk))]
         if self.tick % self.scenario.check_every == 0:
             core.check()
@@ -176,8 +205,12 @@ class Rank:
         hashes = prompt_hashes(shared.randrange(4), shared.choice([2, 9, 31, 32, 40, 60]), shared.randrange(60))
         request = Request(self.next_id, hashes)
         self.next_id += 1
-        request.hold = self.core.hold(request.seq_id, hashes, len(hashes) - 1)
+        self.hold(request)
         self.requests.append(request)
+
+    def hold(self, request: Request) -> None:
+        """Its pages on disk are asked for."""
+        request.hold = self.core.hold(request.seq_id, request.hashes, len(request.hashes) - 1)
 
     def _admit(self, request: Request) -> None:
         core, hashes = self.core, request.hashes
@@ -226,6 +259,7 @@ class Rank:
         assert not core.spills.listed
         assert not core.take_commands()
         assert not worker.jobs
+        assert not self.reported
         assert all(lane.free == lane.total for lane in (*core.lanes(), *core.l2_lanes())), "a page or frame has leaked"
         assert set(worker.l1) | set(worker.l2) == {POISON}
         return asdict(core.counters) | self.seen
@@ -295,7 +329,7 @@ def run_in_step(ranks: Sequence[Turns | RankProcess]) -> Summary:
 
 def run_together(scenario: Scenario) -> Summary:
     """All ranks in this process."""
-    return run_in_step([Rank(lane, scenario).turns() for lane in range(scenario.owners)])
+    return run_in_step([Rank(rank, scenario).turns() for rank in range(len(scenario.lanes))])
 
 
 def minimum(vectors: Iterable[list[int]]) -> list[int]:
