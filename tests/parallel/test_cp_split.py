@@ -140,7 +140,8 @@ def test_segments_are_whole_pages_dealt_in_a_zigzag(step: Step) -> None:
         pages = [len({p // step.page_size for p in range(*bounds[s : s + 2])}) for s in range(2 * step.size)]
         assert max(pages) - min(pages) <= 1
         for segment in range(2 * step.size):
-            rank = segment if segment < step.size else 2 * step.size - 1 - segment
+            first = segment if segment < step.size else 2 * step.size - 1 - segment
+            rank = (first + row - len(step.decode)) % step.size  # a row's first rank is the next one's second
             assert {holder[row, p] for p in range(*bounds[segment : segment + 2])} <= {rank}
 
 
@@ -182,6 +183,12 @@ def test_of_a_long_prompt_no_rank_has_much_more_than_its_share(size: int) -> Non
         assert max(works) * size < 1.06 * sum(works)
         lens = [part.own_len for part in Step(64, size, (), ((0, length),)).parts()]
         assert max(lens) * size < 1.06 * sum(lens)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_short_prompts_of_one_step_are_spread_over_the_ranks(size: int) -> None:
+    parts = Step(16, size, (), tuple((0, 10) for _ in range(3 * size))).parts()
+    assert [part.own_len for part in parts] == [30] * size
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------
@@ -297,7 +304,7 @@ def test_one_token_beside_a_long_prompt() -> None:
     parts = step.parts()
     assert [part.own_len for part in parts] == [2049, 2048, 2048, 2048]
     assert [part.query_lens.tolist() for part in parts] == [[1, 1024, 1024], *[[1024, 1024]] * 3]
-    assert [part.seq_lens.tolist() for part in parts] == [[1, 1024, 8192], [2048, 7168], [3072, 6144], [4096, 5120]]
+    assert [part.seq_lens.tolist() for part in parts] == [[1, 4096, 5120], [1024, 8192], [2048, 7168], [3072, 6144]]
     assert parts[0].max_rank_len == 2049
     assert parts[0].work_pages == 1 + 128
     assert parts[0].max_context == 0

@@ -2,7 +2,8 @@
 
 Decode rows are computed on every rank. The new tokens of a prefill row are cut into 2n segments of whole pages, and
 rank r takes segments r and 2n - 1 - r, so that causal work is even ("zigzag", as in ring attention and Megatron's
-context parallelism). Counts are uneven, and zero where a prompt has fewer pages than segments.
+context parallelism). From one row to the next the ranks move on by one, or the first would compute every short prompt
+of a step alone. Counts are uneven, and zero where a step has fewer pages than segments.
 
 A layer of a prefill works on a *work pool*: pages of one layer, laid out like those of L1, with the context's pages
 from their owners and the new tokens of all ranks. In it a row's pages lie side by side, so its table is a range.
@@ -134,8 +135,14 @@ def segment_bounds(start: int, end: int, page_size: int, size: int) -> tuple[int
     return tuple(bounds)
 
 
-def _segments_of(rank: int, size: int) -> tuple[int, int]:
-    return rank, 2 * size - 1 - rank
+def segment_holder(row: int, segment: int, size: int) -> int:
+    """The rank that computes a segment of the step's prefill row `row`."""
+    return (min(segment, 2 * size - 1 - segment) + row) % size
+
+
+def _segments_of(row: int, rank: int, size: int) -> tuple[int, int]:
+    first = (rank - row) % size
+    return first, 2 * size - 1 - first
 
 
 def _own_segments(cuts: list[tuple[int, ...]], rank: int, size: int) -> list[tuple[int, int, int]]:
@@ -143,7 +150,7 @@ def _own_segments(cuts: list[tuple[int, ...]], rank: int, size: int) -> list[tup
     return [
         (row, bounds[segment], bounds[segment + 1])
         for row, bounds in enumerate(cuts)
-        for segment in _segments_of(rank, size)
+        for segment in _segments_of(row, rank, size)
         if bounds[segment] < bounds[segment + 1]
     ]
 
@@ -158,10 +165,10 @@ def _holders(cuts: list[tuple[int, ...]], num_tokens: int, size: int) -> tuple[I
     """Of each prefill token: the rank that computes it, and its place among that rank's prefill rows."""
     holder = np.empty(num_tokens, np.int64)
     at = 0
-    for bounds in cuts:
+    for row, bounds in enumerate(cuts):
         for segment in range(2 * size):
             count = bounds[segment + 1] - bounds[segment]
-            holder[at : at + count] = min(segment, 2 * size - 1 - segment)
+            holder[at : at + count] = segment_holder(row, segment, size)
             at += count
     place = np.empty(num_tokens, np.int64)
     for rank in range(size):
