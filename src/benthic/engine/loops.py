@@ -56,7 +56,7 @@ class Lead:
 
     def _turn(self, messages: Sequence[ToEngine]) -> None:
         engine, pulse = self._engine, self._pulse
-        pulse.tick, pulse.tick_started = engine.tick_count, time.monotonic()
+        pulse.tick, pulse.tick_started = engine.tick_count + 1, time.monotonic()
         self._last_turn = pulse.tick_started
         for reply in engine.tick(messages):
             self._link.send(reply)
@@ -93,7 +93,7 @@ def follow(engine: EngineCore, control: Control, link: Link, pulse: Pulse) -> No
         frame = hear(control)
         if frame.ends:
             break
-        pulse.tick, pulse.tick_started = engine.tick_count, time.monotonic()
+        pulse.tick, pulse.tick_started = engine.tick_count + 1, time.monotonic()
         engine.follow(frame)
         if (now := time.monotonic()) - last_stats >= STATS_EVERY_S or engine.idle:
             last_stats = now

@@ -106,7 +106,17 @@ def run_rank(order: EngineStart, *, lifeline: bool, disk_io: "DiskIO | None" = N
     finally:
         report.close()
         context.term()
+    if order.config.parallel.world_size > 1:
+        _leave(1)
     return 1
+
+
+def _leave(code: int) -> None:
+    """End at once. The runner's thread may wait in an exchange for ever; Python's own end would break it off there, in
+    code that answers with SIGABRT."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Report:
