@@ -7,189 +7,44 @@ parts: prefill, decode, tiers. The default config is `data/glm_dsa_8b.json` on a
 (0: the engine chose to compute), `peer_prefill_per_s`, `peer_decode_b1_per_s`. A repeated prompt must get the same
 answer from every tier. `--peer` runs transformers on the same shape, eager, to tell whether the card is in its usual
 state; `--profile` shows the kernels instead of the figures.
+
+`--cp N [--ep]` runs one rank, then N: over NCCL with a GPU each, else over gloo on what they share, which is for
+correctness alone. Prefill of 32k and 128k, decode, with `--only tiers` the tiers, and `equal`: benthic-tiny must answer
+as on one rank. Keys have `cp1_` or `cpN_` before them, `cpN_…_ratio` is to one rank. `--small`: a CPU's sizes on a GPU.
 """
 
 import argparse
 import gc
-import random
 import shutil
-import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.common import Timing, arguments, report
-from benchmarks.disk import Frames, RawDisk
+from benchmarks.common import arguments, report
+from benchmarks.dsa_parts import (
+    PAGE,
+    Figures,
+    Model,
+    Work,
+    decode_prompts,
+    measure_decode,
+    measure_peer,
+    measure_prefill,
+    measure_tiers,
+    speed_engine,
+    tiers_engine,
+)
+from benchmarks.dsa_ranks import EQUAL, Job, compare_ranks
 from benchmarks.engine import BenchEngine
-from benchmarks.peer_dsa import TransformersDsa
 from benchmarks.profile_steps import Profiled
-from benchmarks.random_dsa import DATA, random_dsa, read_raw
-from benchmarks.tiers_engine import KINDS, first_tokens
-from benthic.tiers.disk.format import FrameGeometry
+from benchmarks.random_dsa import DATA, read_raw
 
 PARTS = ("prefill", "decode", "tiers")
-PAGE = 64
 STEPS = 128  # decode steps of a run
-RAW_DEPTHS = (1, 2, 4, 8)
-USUAL = {  # of glm_dsa_8b on an H200: what to reach, the byte or FLOP floor, and others' figures
-    "prefill_8192_per_s": "aim ≥ 58,000; floor 118,000; vLLM 53,400; transformers' best 17,300",
-    "prefill_32768_per_s": "aim ≥ 49,000; floor 87,000; vLLM 44,500; transformers' best 7,090",
-    "decode_b1_per_s": "aim ≥ 480; floor 1,160; vLLM 338; transformers' best 120",
-    "decode_b16_per_s": "aim ≥ 3,600; floor 4,400; vLLM 2,700; transformers' best 541",
-    "decode_b64_per_s": "aim ≥ 9,500; floor 12,800; vLLM 8,400",
-    "cold_s": "vLLM 0.736 s",
-    "l1_s": "aim ≤ 0.03 s; vLLM 0.083",
-    "l2_s": "aim ≤ 0.05 s; floor 0.016; vLLM 0.079 to 0.123",
-    "l3_s": "aim ≤ 1.1 of the disk's floor, never later than cold; vLLM 1.4",
-    "peer_prefill_per_s": "usual: 17,300",
-    "peer_decode_b1_per_s": "usual: 11 to 15 (eager)",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """How much of everything."""
-
-    prefill: tuple[int, ...]  # tokens of a prompt
-    batches: tuple[int, ...]
-    context: int  # of decode
-    tier_tokens: int
-    steps: int
-    repeats: int
-
-
-class Figures:
-    """Owns the table's rows and the JSON values."""
-
-    def __init__(self, with_aims: bool) -> None:
-        self.rows: list[tuple[str, str]] = []
-        self.values: dict[str, object] = {}
-        self._with_aims = with_aims
-
-    def add(self, key: str, value: float, label: str, text: str) -> None:
-        """One figure, with what is usual for it behind."""
-        usual = USUAL.get(key, "") if self._with_aims else ""
-        self.values[key] = value
-        self.rows.append((label, f"{text}  ({usual})" if usual else text))
-
-
-class Model:
-    """The checkpoint's shape, options that every engine gets, and random prompts for it."""
-
-    def __init__(self, raw: dict[str, Any], device: torch.device, options: dict[str, object]) -> None:
-        self.raw, self.device, self._options = raw, device, options
-        self.num_layers: int = raw["num_hidden_layers"]
-        self._dice = random.Random(0)
-
-    def engine(self, **options: object) -> BenchEngine:
-        """Weights drawn, graphs captured."""
-        return BenchEngine(random_dsa(self.raw, self.device), **{**self._options, **options})
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self._dice.randrange(2, self.raw["vocab_size"]) for _ in range(tokens)]
-
-
-def speed_engine(model: Model, work: Work) -> BenchEngine:
-    """An engine whose L1 holds every context of the decode runs and two of the longest prompts beside them."""
-    largest = max(work.batches)
-    pages = largest * -(-(work.context + 2 * work.steps) // PAGE) + 3 * -(-max(work.prefill) // PAGE)
-    return model.engine(l1_pages=pages, max_running=largest, graph_batch_sizes=",".join(map(str, work.batches)))
-
-
-def measure_prefill(engine: BenchEngine, model: Model, work: Work, figures: Figures) -> None:
-    """Tokens a second up to the first token of one prompt."""
-    for tokens in work.prefill:
-        engine.run([model.prompt(tokens)], 1)  # kernels are compiled and tuned
-        timing = Timing.of([engine.run([model.prompt(tokens)], 1).first_s for _ in range(work.repeats)])
-        rate = timing.per_second(tokens)
-        text = f"{rate:,.0f} tokens/s, {timing.describe()}"
-        figures.add(f"prefill_{tokens}_per_s", rate, f"prefill, {tokens:,} tokens", text)
-
-
-def decode_prompts(engine: BenchEngine, model: Model, work: Work) -> list[list[int]]:
-    """Prompts of the decode runs, already computed, so that every run begins with all of its rows at once."""
-    prompts = [model.prompt(work.context) for _ in range(max(work.batches))]
-    engine.run(prompts, 1, salt="decode")
-    return prompts
-
-
-def measure_decode(engine: BenchEngine, model: Model, work: Work, figures: Figures) -> None:
-    """Tokens a second of each batch size, all rows with a context of `context` and more."""
-    prompts = decode_prompts(engine, model, work)
-    for batch in work.batches:
-        runs = [engine.run(prompts[:batch], work.steps, salt="decode") for _ in range(work.repeats + 1)]
-        found = sum(runs[-1].cached)
-        assert found >= batch * (work.context - PAGE), f"{found} tokens of {batch} contexts were in the cache"
-        rate = statistics.median(run.decode_per_s for run in runs[1:])
-        step = batch / rate * 1e3
-        figures.add(
-            f"decode_b{batch}_per_s", rate, f"decode, batch {batch}", f"{rate:,.0f} tokens/s, {step:.2f} ms a step"
-        )
-        figures.values[f"decode_b{batch}_step_ms"] = step
-
-
-def measure_tiers(model: Model, work: Work, figures: Figures, folder: Path) -> None:
-    """First token of one long prompt: cold, and with its prefix in each tier."""
-    pages = 4 * -(-work.tier_tokens // PAGE)
-    on_gpu = model.device.type == "cuda"
-    engine = model.engine(
-        l1_pages=pages, max_running=1, graph_batch_sizes="1", l2_size="8GiB" if on_gpu else "64MiB", l3_dir=str(folder),
-        l3_size="8GiB" if on_gpu else "128MiB",
-    )  # fmt: skip
-    try:
-        times = first_tokens(engine, work.tier_tokens, work.repeats, exact=not on_gpu)
-        state = engine.engine.state()
-    finally:
-        engine.close()
-    for kind in KINDS:
-        timing = Timing.of(times[kind])
-        label = f"first token of {work.tier_tokens:,}, {kind.upper() if kind != 'cold' else kind}"
-        figures.add(f"{kind}_s", timing.median_s, label, timing.describe())
-    disk = state.disks[0]
-    num_pages = work.tier_tokens // PAGE
-    floor, depth = raw_read_s(folder, disk.slot_bytes, num_pages)
-    figures.values |= {"l3_floor_s": floor, "l3_reloads": state.tiers.reloads}
-    read = f"{state.tiers.reloads} reloads" if state.tiers.reloads else "not one reload: computing is faster"
-    size = num_pages * disk.slot_bytes
-    expected = disk.us_per_page_read * num_pages / 1e6
-    rate = f"{size / floor / 1e9:.2f} GB/s at depth {depth}"
-    raw = f"raw reads of {size / 1e9:.2f} GB: {floor:.3f} s ({rate})"
-    l3_s = Timing.of(times["l3"]).median_s
-    ratios = f"L3 took {l3_s / floor:.2f} of that and {l3_s / Timing.of(times['cold']).median_s:.2f} of cold"
-    figures.rows.append(("disk", f"{raw}; the store expects {expected:.3f} s; {read}; {ratios}"))
-
-
-def raw_read_s(folder: Path, slot_bytes: int, num_slots: int) -> tuple[float, int]:
-    """Seconds that reading so many slots takes at the disk's own rate, and the depth at which it is reached."""
-    slab = max(folder.rglob("slab-*.dat"), key=lambda path: path.stat().st_size)
-    geometry = FrameGeometry(slot_bytes - 4096, 1, (("all", slot_bytes - 4096),))
-    there = min(num_slots, slab.stat().st_size // slot_bytes)
-    disk = RawDisk(slab, geometry, Frames(there, geometry.frame_bytes))
-    try:
-        rates = {depth: disk.read(there, depth) for depth in RAW_DEPTHS}
-    finally:
-        disk.close()
-    depth = max(rates, key=lambda d: rates[d])
-    return num_slots * slot_bytes / (rates[depth] * 1e9), depth
-
-
-def measure_peer(model: Model, work: Work, figures: Figures) -> None:
-    """Transformers on the same shape."""
-    dtype = torch.bfloat16 if model.device.type == "cuda" else torch.float32
-    peer = TransformersDsa(model.raw, model.device, dtype)
-    tokens = work.prefill[0]
-    peer.prefill(model.prompt(tokens))
-    seconds, cache = peer.prefill(model.prompt(tokens))
-    figures.add(
-        "peer_prefill_per_s", tokens / seconds, f"transformers, prefill {tokens:,}", f"{tokens / seconds:,.0f} tokens/s"
-    )
-    rate = 1 / peer.decode(cache, 8)
-    figures.add("peer_decode_b1_per_s", rate, "transformers, decode, batch 1", f"{rate:,.1f} tokens/s")
 
 
 def show_profiles(engine: BenchEngine, model: Model, work: Work, parts: list[str], chunk: int) -> None:
@@ -214,42 +69,63 @@ def show_profiles(engine: BenchEngine, model: Model, work: Work, parts: list[str
             profiled.show(f"decode, batch {batch}, context {work.context:,}", model.num_layers, steps)
 
 
-def parse() -> argparse.Namespace:
-    """The command line, with what the device allows filled in."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = arguments(__doc__ or "", repeats=3)
     parser.add_argument("--config", type=Path, default=None, help="a config.json")
     parser.add_argument("--shared", action="store_true", help="selections shared between layers, as in GLM-5.2")
     parser.add_argument("--kv-dtype", default="auto", help="as the engine's option")
     parser.add_argument("--dtype", default="auto", help="as the engine's option")
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--only", nargs="+", default=None, choices=(*PARTS, EQUAL), help="default: all; equal: --cp")
+    parser.add_argument("--cp", type=int, default=1, help="so many ranks beside one rank, in the same run")
+    parser.add_argument("--ep", action="store_true", help="with --cp: experts spread over the ranks")
+    parser.add_argument("--small", action="store_true", help="what a CPU gets, on a GPU too")
     parser.add_argument("--peer", action="store_true", help="run transformers beside")
     parser.add_argument("--profile", action="store_true", help="show the kernels of prefill and decode, no figures")
     parser.add_argument("--chunk", type=int, default=0, help="prefill tokens a step (default 8192; 256 on a CPU)")
     parser.add_argument("--max-context", type=int, default=0, help="default: just above the longest prompt")
+    parser.add_argument("--prefill", type=int, nargs="+", default=None, help="tokens of the prompts")
     parser.add_argument("--batches", type=int, nargs="+", default=None, help="decode batches (default 1 16 64)")
     parser.add_argument("--dir", type=Path, default=None, help="folder for the disk floor (default: a temporary one)")
-    return parser.parse_args()
+    args = parser.parse_args(argv)
+    if args.cp > 1 and (args.peer or args.profile):
+        parser.error("--peer and --profile are of one rank; leave --cp out")
+    if args.cp == 1 and (args.ep or EQUAL in (args.only or ())):
+        parser.error(f"--ep and --only {EQUAL} need several ranks: add --cp 2")
+    args.only = args.only or ["prefill", "decode", EQUAL] if args.cp > 1 else args.only or list(PARTS)
+    return args
 
 
-def main() -> None:
+def work_of(args: argparse.Namespace, large: bool) -> Work:
+    """How much is measured; `large`: for a GPU."""
+    if not large:
+        prefill, batches = args.prefill or (256, 512), args.batches or (1, 3)
+        return Work(tuple(prefill), tuple(batches), 192, 2048, 16, args.repeats)
+    prefill = args.prefill or ((8192, 32_768) if args.cp == 1 else (32_768, 131_072))
+    batches = args.batches or ((1, 16, 64) if args.cp == 1 else (1, 16))
+    return Work(tuple(prefill), tuple(batches), 8192, 32_768, STEPS, args.repeats)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    args = parse()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda"
-    config = args.config or DATA / ("glm_dsa_8b.json" if on_gpu else "tiny_dsa.json")
-    if on_gpu:
-        work = Work((8192, 32_768), tuple(args.batches or (1, 16, 64)), 8192, 32_768, STEPS, args.repeats)
-    else:
-        work = Work((256, 512), tuple(args.batches or (1, 3)), 192, 2048, 16, args.repeats)
-    chunk = args.chunk or (8192 if on_gpu else 256)
+    args = parse(argv)
+    on_gpu = torch.cuda.is_available()
+    large = on_gpu and not args.small
+    config = args.config or DATA / ("glm_dsa_8b.json" if large else "tiny_dsa.json")
+    work = work_of(args, large)
+    chunk = args.chunk or (8192 if large else 256)
     longest = max(*work.prefill, work.tier_tokens, work.context + work.steps)
     limit = args.max_context or -(-(longest + 4 * PAGE) // 4096) * 4096
     options: dict[str, object] = {"chunk_tokens": chunk, "max_context": limit, "page_size": PAGE, "dtype": args.dtype,
                                   "kv_dtype": args.kv_dtype}  # fmt: skip
-    model = Model(read_raw(config, args.shared), device, options)
-    figures = Figures(with_aims=on_gpu and config.name == "glm_dsa_8b.json")
+    raw = read_raw(config, args.shared)
+    figures = Figures(with_aims=large and config.name == "glm_dsa_8b.json" and args.cp == 1)
     try:
-        run(model, work, args, figures, chunk)
+        if args.cp > 1:
+            job = Job(raw, "cuda" if on_gpu else "cpu", options, work, args.ep, tuple(args.only))
+            _in_folder(args.dir, lambda folder: compare_ranks(job, args.cp, figures, folder))
+        else:
+            run(Model(raw, torch.device("cuda" if on_gpu else "cpu"), options), work, args, figures, chunk)
     finally:  # a part that fails must not cost the figures of those before it
         if not args.profile:
             shared = ", shared selections" if args.shared else ""
@@ -258,6 +134,8 @@ def main() -> None:
                 rows.append(("GPU", torch.cuda.get_device_name()))
             values = {"config": config.name, "shared": args.shared, "kv_dtype": args.kv_dtype, **figures.values}
             report("DSA", rows + figures.rows, values, as_json=args.json)
+    if figures.wrong:
+        sys.exit("\n".join(figures.wrong))
 
 
 def run(model: Model, work: Work, args: argparse.Namespace, figures: Figures, chunk: int) -> None:
@@ -280,10 +158,19 @@ def run(model: Model, work: Work, args: argparse.Namespace, figures: Figures, ch
             del engine
             _release(model.device)
     if "tiers" in args.only and not args.profile:
-        _in_folder(args.dir, lambda folder: measure_tiers(model, work, figures, folder))
+        _in_folder(args.dir, lambda folder: run_tiers(model, work, figures, folder))
         _release(model.device)
     if args.peer:
         measure_peer(model, work, figures)
+
+
+def run_tiers(model: Model, work: Work, figures: Figures, folder: Path) -> None:
+    """First tokens by tier, in an engine of their own."""
+    engine = tiers_engine(model, work, folder)
+    try:
+        measure_tiers(engine, model, work, figures, folder)
+    finally:
+        engine.close()
 
 
 def _in_folder(given: Path | None, act: Callable[[Path], None]) -> None:

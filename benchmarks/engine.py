@@ -13,9 +13,11 @@ import torch
 from benthic.common.errors import ModelError
 from benthic.config import options_from_mapping, resolve
 from benthic.engine.build import assemble
+from benthic.engine.frames import hear
 from benthic.kvcache import page_hashes, root_hash
 from benthic.messages import FlushCache, Outputs, SamplingParams, Submit
 from benthic.models.registry import Checkpoint
+from benthic.parallel.launch import ALONE, Ranks
 from benthic.weights.model_config import LlamaConfig, RopeConfig
 from benthic.weights.tensor_info import TensorInfo
 
@@ -39,11 +41,18 @@ class Ran:
 
 
 class BenchEngine:
-    """Built from an open checkpoint and the engine's options."""
+    """Built from an open checkpoint and the engine's options.
 
-    def __init__(self, checkpoint: Checkpoint, **options: object) -> None:
+    Of several `ranks` each builds one at the same time; rank 0's is used, the others `follow`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, ranks: Ranks = ALONE, /, **options: object) -> None:
+        place = ranks.layout
+        if place.world_size > 1:
+            options = {"cp": place.cp_size, "ep": place.expert_parallel, **options}
         config = resolve(options_from_mapping(options, "benchmark")).engine
-        self.engine, self.ready = assemble(config, checkpoint, lambda what, done, total: None)
+        self.engine, self.ready = assemble(config, checkpoint, lambda what, done, total: None, ranks=ranks)
+        self._ranks = ranks
         self._next_id = 0
 
     def run(
@@ -99,8 +108,15 @@ class BenchEngine:
         """Drop what these tiers hold."""
         self.engine.tick([FlushCache(0, tiers)])
 
+    def follow(self) -> None:
+        """On every rank but 0: make rank 0's turns until it closes, then free the model."""
+        while not (frame := hear(self._ranks.control)).ends:
+            self.engine.follow(frame)
+        self.engine.close()
+
     def close(self) -> None:
-        """Free the model."""
+        """Free the model, on rank 0 those of all ranks."""
+        self.engine.end()
         self.engine.close()
 
 
@@ -169,15 +185,19 @@ def llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def random_llama(size: str, device: torch.device) -> Checkpoint:
-    """A random Llama in the shape of a known one: `1b` (Llama 3.2 1B, head untied) or `8b` (Llama 3.1 8B)."""
+    """A random Llama in the shape of a known one: `1b` (Llama 3.2 1B, head untied) or `8b` (Llama 3.1 8B).
+
+    `small` is for CPUs, `tiny` for tests.
+    """
     layers, hidden, wide, heads, shared = {
         "1b": (16, 2048, 8192, 32, 8),
         "8b": (32, 4096, 14336, 32, 8),
+        "small": (6, 384, 1024, 6, 2),
         "tiny": (2, 64, 128, 4, 2),
     }[size]
     config = LlamaConfig(
         architecture="llama",
-        vocab_size=128_256 if size != "tiny" else 500,
+        vocab_size=128_256 if size.endswith("b") else 500,
         hidden_size=hidden,
         intermediate_size=wide,
         num_layers=layers,
