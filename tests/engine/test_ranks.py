@@ -12,7 +12,17 @@ import pytest
 
 from benthic.common.errors import ConfigError
 from benthic.kvcache import page_hashes, root_hash
-from benthic.messages import Abort, Finished, HiddenStates, Logprobs, Outputs, SamplingParams, Submit
+from benthic.messages import (
+    Abort,
+    Finished,
+    FlushCache,
+    FlushDone,
+    HiddenStates,
+    Logprobs,
+    Outputs,
+    SamplingParams,
+    Submit,
+)
 from tests.support.rank_engines import RankEngines
 from tests.support.real_engine import RealEngine
 from tests.support.tiny_checkpoint import write_checkpoint
@@ -208,6 +218,26 @@ def test_hits_from_l1_l2_and_l3_and_after_a_restart(
         assert_same_everywhere(engine)
     with RankEngines(folders[kind], **options) as engine:
         ask(engine, 2)
+        assert_same_everywhere(engine)
+
+
+@pytest.mark.parametrize("way", [{"cp": 2}, {"tp": 2}], ids=str)
+def test_a_flush_of_the_floor_counts_each_page_once(
+    way: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    options = {**ENOUGH, **way, "l2_size": "16MiB", "l3_dir": str(tmp_path), "l3_size": "64MiB"}
+    with RankEngines(folders["llama"], **options) as engine:
+        # with tensor parallelism each rank has a floor of its own, which is no other model's
+        assert not [row for row in engine.ready.table if "another model" in row.name]
+        engine.ask([prompt_of(5 * PAGE + 3, 12)])
+        done: list[FlushDone] = []
+        messages = [FlushCache(3, ("l1", "l2", "l3"))]
+        while not done:
+            done = [reply for reply in engine.engine.tick(messages) if isinstance(reply, FlushDone)]
+            messages = []
+        assert done[0].dropped == {"l1": 5, "l2": 5, "l3": 5}
+        assert done[0].kept == {"l1": 0, "l2": 0, "l3": 0}
+        assert done[0].message == ""
         assert_same_everywhere(engine)
 
 

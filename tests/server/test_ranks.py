@@ -107,6 +107,19 @@ def test_a_rank_that_dies_while_the_server_drains_is_named(tmp_path: Path) -> No
         assert_nothing_left(server, pids)
 
 
+def test_a_rank_that_halts_while_the_server_drains_is_named(tmp_path: Path) -> None:
+    with running(tmp_path, ["--beat-s", "1", "--grace-s", "60", *TWO], SLOW) as server, server.http() as http:
+        server.wait_ready()
+        stream, pids = Stream(server), server.engine_pids()
+        rank = server.rank_pid(1)
+        server.child.send_signal(signal.SIGTERM)
+        wait_for(lambda: http.get("/ready").status_code == 503)
+        os.kill(rank, signal.SIGSTOP)
+        assert_ended_with_error(stream.end(), "rank 1 has given no sign of life")
+        assert server.wait() == 1
+        assert_nothing_left(server, pids)
+
+
 def test_a_rank_that_dies_while_pages_are_written_is_no_clean_end(tmp_path: Path) -> None:
     engine = ["--disk", "--pending-pages", "1000", "--page-write-s", "0.05"]
     with running(tmp_path, TWO, engine) as server:

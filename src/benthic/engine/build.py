@@ -67,12 +67,14 @@ def assemble(
     device, device_reason = pick_device(config.model.device, place)
     if device.type == "cpu":
         _prepare_cpu(place)
+    else:
+        torch.cuda.set_device(device)  # this thread's, too: kernels, and the registration of L2, go to the current one
     dtype, dtype_reason = choose_dtype(config.model.dtype, device)
     shape, page_size = local_shape(checkpoint.config, place), config.cache.page_size
     formats, formats_reason = choose_kv_formats(config.model.kv_dtype, shape, dtype, device)
     kv = _KV(device, formats, kv_payloads(shape, page_size, formats))
     namespace = model_namespace(checkpoint, formats, page_size, place)
-    compare(ranks, _facts(config, namespace))
+    compare(ranks, _facts(config, namespace, device))
     # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
     # leave.
     machine = _machine(kv, shape.max_position, ranks)
@@ -108,14 +110,15 @@ def _prepare_cpu(place: ParallelLayout) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
 
 
-def _facts(config: EngineConfig, namespace: Namespace) -> dict[str, str]:
+def _facts(config: EngineConfig, namespace: Namespace, device: torch.device) -> dict[str, str]:
     """What all ranks must have alike: programs, weights, and every setting that a decision depends on."""
     words = {name: text for name, text in namespace.words.items() if name != "tensor_parallel"}
     settings = {
         name: json.dumps(asdict(getattr(config, name)), default=str, sort_keys=True)
         for name in ("cache", "scheduler", "parallel")
     }
-    return versions() | words | settings
+    sizes = {"device": device.type, "--max-context": str(config.model.max_context or "the model's own")}
+    return versions() | words | settings | sizes
 
 
 @dataclass(frozen=True, slots=True)

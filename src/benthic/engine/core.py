@@ -186,24 +186,31 @@ class EngineCore:
     def _note_flushes(self, flushes: tuple[FlushCache, ...]) -> None:
         for flush in flushes:
             if "l3" in flush.tiers:
-                self._on_disk[flush.token] = self._slots_used()
+                self._on_disk[flush.token] = self._pages_on_disk(self._slots_by_rank())
 
     def _with_disk(self, done: FlushDone) -> FlushDone:
         """Add what L3 held before and holds now, which only the ranks' workers know."""
         before = self._on_disk.pop(done.token, None)
         if before is None:
             return done
-        kept = self._slots_used()
+        used = self._slots_by_rank()
+        kept = self._pages_on_disk(used)
+        holding = [str(rank) for rank, slots in enumerate(used) if slots]
+        names = f"rank{'s' if len(holding) > 1 else ''} {', '.join(holding)}: " if holding else ""
         return FlushDone(
             done.token,
             done.dropped | {"l3": max(0, before - kept)},
             done.kept | {"l3": kept},
-            f"rank {self.workers.rank}: {done.message or NOT_EMPTIED}" if done.message or kept else "",
+            f"{names}{done.message or NOT_EMPTIED}" if done.message or kept else "",
         )
 
-    def _slots_used(self) -> int:
-        """Of all ranks' disks: one exchange, in a tick in which every rank makes it."""
-        return sum(gather_ints(self._control_group, sum(d.slots_used for d in self.workers.disk_stats())))
+    def _slots_by_rank(self) -> tuple[int, ...]:
+        """In use on each rank's disk: one exchange, in a tick in which every rank makes it."""
+        return gather_ints(self._control_group, sum(d.slots_used for d in self.workers.disk_stats()))
+
+    def _pages_on_disk(self, slots: Sequence[int]) -> int:
+        """In so many slots of each rank: with one lane, every rank has its heads of the same pages."""
+        return sum(slots) if self.scheduler.core.config.num_owners > 1 else max(slots)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

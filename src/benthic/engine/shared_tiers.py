@@ -28,29 +28,39 @@ def map_slabs(geometry: SlabGeometry, backing: str, ranks: Ranks) -> HostSlabs:
     place = ranks.layout
     if place.world_size == 1:
         return HostSlabs.open(geometry, backing=backing)
-    # where the slabs are goes over a file: rank 0 can tell all ranks alike, but hosts have slabs of their own
-    token = secrets.token_hex(8) if place.leads else ""
-    token = ranks.start.share(token.encode() if place.leads else None).decode()
-    note = Path(tempfile.gettempdir()) / f"benthic-slabs-{token}.json"
-    makes = place.local_rank == 0
-    slabs = None
+    slabs = HostSlabs.create(geometry, backing=backing) if place.local_rank == 0 else None
     try:
-        if makes:
-            slabs = HostSlabs.create(geometry, backing=backing)
-            note.write_text(_describe(slabs.segment), encoding="utf-8")
-        ranks.barrier()
+        told = _tell_host(None if slabs is None else _describe(slabs.segment), ranks)
         if slabs is None:
-            slabs = HostSlabs.attach(geometry, _segment(note.read_text(encoding="utf-8")), rank=place.local_rank)
+            slabs = HostSlabs.attach(geometry, _segment(told), rank=place.local_rank)
         ranks.barrier()
     except BaseException:
         if slabs is not None:
             slabs.close()
         raise
-    finally:
-        if makes:
-            note.unlink(missing_ok=True)
     slabs.unlink()
     return slabs
+
+
+def _tell_host(text: str | None, ranks: Ranks) -> str:
+    """What the first rank of this host has to say to the others there, which give None."""
+    place = ranks.layout
+    if place.local_size == place.world_size:
+        return ranks.start.share(None if text is None else text.encode()).decode()
+    # rank 0 tells all ranks alike, but each host has a word of its own: it goes over a file, which a kill may leave
+    token = secrets.token_hex(8) if place.leads else ""
+    token = ranks.start.share(token.encode() if place.leads else None).decode()
+    note = Path(tempfile.gettempdir()) / f"benthic-slabs-{token}.json"
+    try:
+        if text is not None:
+            note.write_text(text, encoding="utf-8")
+        ranks.barrier()
+        told = note.read_text(encoding="utf-8") if text is None else text
+        ranks.barrier()
+    finally:
+        if text is not None:
+            note.unlink(missing_ok=True)
+    return told
 
 
 def open_floors(

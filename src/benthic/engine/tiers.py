@@ -1,7 +1,7 @@
 """From the configuration to L2 and L3 at work, in two steps: memory and files before the weights load, so that what
 can't be had is refused at once; threads when the L1 pool is there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from benthic.kvcache import CoreConfig
 from benthic.kvcache.tree import MAX_NODE_PAGES
 from benthic.messages import Derived
 from benthic.models.registry import Namespace
+from benthic.parallel.control import gather_ints
 from benthic.parallel.launch import ALONE, Ranks
 from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.tiers.disk.floor import RankFloor
@@ -71,7 +72,7 @@ def open_tiers(
     if not config.l2_bytes:
         return LowerTiers(0, 0, None, None, layout, (Derived("L2, L3", "none", "no --l2-size"),))
     place = ranks.layout
-    frames = _frames_per_lane(config, layout, place)
+    frames = ranks.least(_frames_per_lane(config, layout, place))  # hosts may have different numbers of ranks
     staging = _staging_frames(config, layout, place.cp_size)
     geometry = SlabGeometry(
         frame_bytes=layout.frame_bytes,
@@ -94,7 +95,7 @@ def open_tiers(
             floor, tidy = open_floors(
                 config.disk, namespace, _geometry(layout), ranks, disk_io or SystemDisk(), progress
             )
-            rows += _l3_rows(config, floor, namespace, staging, place)
+            rows += _l3_rows(config, floor, _floors(namespace, ranks), staging, place)
     except BaseException:
         if floor is not None:
             floor.close()
@@ -197,9 +198,17 @@ def _l2_row(slabs: HostSlabs, frames: int, layout: FrameLayout) -> Derived:
     return Derived("L2", f"{frames} frames = {format_size(frames * layout.frame_bytes)}", f"--l2-size; {where}")
 
 
+def _floors(namespace: Namespace, ranks: Ranks) -> tuple[bytes, ...]:
+    """How the namespaces of all ranks begin; with tensor parallelism each has its own. One exchange."""
+    length = 7  # bytes: what `gather_ints` takes
+    found = gather_ints(ranks.start, int.from_bytes(namespace.digest[:length], "big"))
+    return tuple(start.to_bytes(length, "big") for start in found)
+
+
 def _l3_rows(
-    config: CacheConfig, floor: RankFloor, namespace: Namespace, staging: int, place: ParallelLayout
+    config: CacheConfig, floor: RankFloor, own: Sequence[bytes], staging: int, place: ParallelLayout
 ) -> list[Derived]:
+    """`own`: how the namespaces that are in use begin."""
     assert config.disk is not None
     report, slot = floor.report, floor.slab.slot_bytes
     each = "" if place.world_size == 1 else f" of {place.name}, as the others"
@@ -213,8 +222,9 @@ def _l3_rows(
         Derived("L3 staging", f"{staging} buffers of {format_size(slot)}", "staging_size"),
     ]
     for disk in config.disk.disks:
-        for name, size in other_namespaces(disk.path, namespace.digest):
-            rows.append(
-                Derived("L3, another model's", f"{name[:12]}… {format_size(size)}", f"in {disk.path}; left alone")
-            )
+        rows += [
+            Derived("L3, another model's", f"{name[:12]}… {format_size(size)}", f"in {disk.path}; left alone")
+            for name, size in other_namespaces(disk.path, None)
+            if not bytes.fromhex(name).startswith(tuple(own))
+        ]
     return rows

@@ -70,7 +70,9 @@ def meet(layout: ParallelLayout, rendezvous: str, device: torch.device) -> Ranks
         )
         start = GroupControl(dist.new_group(backend="gloo", timeout=timedelta(seconds=LOAD_S)))
         control = GroupControl(dist.new_group(backend="gloo", timeout=timedelta(seconds=EXCHANGE_S)))
-        group = forward_group("nccl" if own_gpu else "gloo", EXCHANGE_S)
+        # hosts may differ in their GPUs, and all ranks must take the same
+        nccl = bool(start.min_reduce([int(own_gpu)])[0])
+        group = forward_group("nccl" if nccl else "gloo", EXCHANGE_S)
     except RuntimeError as error:
         raise PeerLost(f"{layout.name} has not met the {layout.world_size - 1} others: {error}") from error
     return Ranks(layout, start, control, group)

@@ -48,7 +48,7 @@ def cache_object(state: CacheState, disks: RankDisks, age_s: float) -> dict[str,
         "tiers": {
             "l1": _lanes("pages", state.lanes),
             "l2": _host(state),
-            "l3": _disk_floor(state.tiers, disks.beside(state.disks)),
+            "l3": _disk_floor(state.tiers, disks.beside(state.disks), num_lanes=len(state.lanes)),
         },
         "requests": {"running": state.running, "waiting": state.waiting, "held": state.held},
         "query_tokens": state.query_tokens,
@@ -80,10 +80,12 @@ def _host(state: CacheState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _disk_floor(tiers: TierCounters, disks: Sequence[DiskStats]) -> dict[str, Any]:
+def _disk_floor(tiers: TierCounters, disks: Sequence[DiskStats], num_lanes: int) -> dict[str, Any]:
+    """Slots count as pages: with one lane and several disks each rank has its heads of the same pages."""
+    total, used = [disk.slots_total for disk in disks], [disk.slots_used for disk in disks]
     return {
-        "total_slots": sum(disk.slots_total for disk in disks),
-        "used_slots": sum(disk.slots_used for disk in disks),
+        "total_slots": sum(total) if num_lanes > 1 else min(total, default=0),
+        "used_slots": sum(used) if num_lanes > 1 else max(used, default=0),
         "spill_suspended": tiers.spill_suspended,
         "spill_backlog_nodes": tiers.spill_nodes_listed,
         "spill_pending_pages": tiers.spill_pages_pending,

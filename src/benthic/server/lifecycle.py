@@ -121,6 +121,7 @@ class Server:
         self._pending_pages = 0  # on their way to disk, as the engine last said
         self._stopped: Stopped | None = None
         self._exits: dict[int, int] = {}  # by rank: statuses of our children that have ended
+        self._silence = ""  # which rank hangs, where that came out while the last requests were being finished
         self._signal_at: float | None = None  # the first one
         self._end: asyncio.Future[None]  # set in run: done at a signal, an exception when the engine is lost
         self._engine_broken: asyncio.Event  # a rank has ended or has said that it can't go on
@@ -235,12 +236,17 @@ class Server:
             self._stopped = message
 
     async def _watch(self) -> None:
-        while not self._end.done():
+        while True:
             await asyncio.sleep(min(1.0, self._parts.bounds.beat_s / 4))
             fault = self._liveness.fault(asyncio.get_running_loop().time(), ready=self._ready is not None)
-            if fault is not None:
+            if fault is None:
+                continue
+            if not self._end.done():
                 self._context.state.unhealthy = fault
                 self._fail(EngineDead(fault))
+            else:
+                self._silence = self._silence or fault
+                self._engine_broken.set()
 
     def _on_exit(self, rank: int, status: int) -> None:
         self._exits[rank] = status
@@ -304,7 +310,7 @@ class Server:
         while self._client.outstanding and loop.time() < deadline and not self._engine_broken.is_set():
             await asyncio.sleep(0.02)
         if self._client.outstanding and self._engine_broken.is_set():
-            raise EngineDead(await self._cause("ended while the last requests were being finished"))
+            raise EngineDead(self._silence or await self._cause("ended while the last requests were being finished"))
         self._client.fail_all(
             RequestError(
                 f"the server is shutting down and its grace time of {grace:g} s is over",
@@ -336,6 +342,11 @@ class Server:
                 )
             await self._until_gone(min(0.2, end - now))
         await self._last_words()
+        for rank in sorted(self._engine.ranks - self._exits.keys()):
+            name = name_of(rank, self._num_ranks)
+            logger.warning("%s did not end in order: it is killed %g s after the grace time", name, STOP_S)
+        if self._silence and not self._engine_gone.is_set():
+            logger.warning("%s", self._silence)
         for rank, status in self._exits.items():
             if status:
                 logger.warning("%s did not end in order: %s", name_of(rank, self._num_ranks), describe_exit(status))
