@@ -318,3 +318,24 @@ def test_any_workload_gets_the_answers_of_one_request_alone(
         assert seen.tokens == (want if seen.finished.reason != "abort" else want[: len(seen.tokens)])
         assert next_token(prompt) == want[0]
     d.assert_no_leak()
+
+
+def test_the_contexts_under_one_steps_prefill_rows_are_bounded_and_everybody_comes_to_a_turn():
+    """What several ranks bring together for a step has a place of its own; one request always fits."""
+    bound = 70
+    d = Driver(page_size=4, chunk_tokens=48, l1_pages=300, max_running=8, step_context_tokens=bound)
+    prefixes = [prompt_of(length, start) for start, length in enumerate((40, 24, 64, 32, 28), 3)]
+    for i, prefix in enumerate(prefixes):
+        d.run(d.submit(i, prefix, max_tokens=1))
+    turns = [prefix + prompt_of(60 if i == 2 else 20, 20 + i) for i, prefix in enumerate(prefixes)]
+    first = len(d.runner.steps)
+    d.run(*(d.submit(100 + i, turn, max_tokens=3) for i, turn in enumerate(turns)))
+    contexts = []
+    for step in d.runner.steps[first:]:
+        starts = step.seq_lens[step.num_decode :] - step.query_lens
+        contexts.append([int(start) for start in starts])
+    assert all(len(starts) <= 1 or sum(starts) <= bound for starts in contexts)
+    assert any(sum(starts) > bound for starts in contexts)  # alone a longer one is computed all the same
+    assert any(len(starts) > 1 for starts in contexts)
+    assert all(d.seen[100 + i].tokens == greedy(turn, 3) for i, turn in enumerate(turns))
+    d.assert_no_leak()

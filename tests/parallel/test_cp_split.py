@@ -191,6 +191,26 @@ def test_short_prompts_of_one_step_are_spread_over_the_ranks(size: int) -> None:
     assert [part.own_len for part in parts] == [30] * size
 
 
+def test_a_context_that_rows_share_travels_and_lies_once() -> None:
+    """64 requests over one prefix of 8k tokens."""
+    pages, rows, size = 128, 64, 4
+    table = np.array([[*(page // size for page in range(pages)), 1000 + row] for row in range(rows)], np.int32)
+    for rank in range(size):
+        part = split_step(
+            num_decode=0,
+            query_lens=np.full(rows, 5, np.int32),
+            seq_lens=np.full(rows, pages * 64 + 5, np.int32),
+            page_table=table,
+            page_size=64,
+            rank=rank,
+            size=size,
+        )
+        assert part.work_pages == pages + rows
+        assert part.max_context == pages // size
+        assert part.context_pages.tolist() == list(range(pages // size))
+        assert len(part.context_to) == pages
+
+
 # --- what travels -----------------------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,7 @@ class Driver:
         max_request_tokens: int | None = None,
         l1_free_pages: int = 2,
         queue_timeout_us: int = 0,
+        step_context_tokens: int = 0,
         seed: int = 0,
         disk: Shelf | None = None,
         weather: Weather | None = None,
@@ -84,6 +85,7 @@ class Driver:
             chunk_tokens=chunk_tokens,
             l1_free_pages=l1_free_pages,
             queue_timeout_us=queue_timeout_us,
+            step_context_tokens=step_context_tokens,
         )
         place = place or Place()
         tiers = ({"staging_frames": 32, "reload_timeout_us": 200_000} | tiers) if disk is not None else tiers

@@ -16,7 +16,7 @@ from benthic.common.layout import ceil_div
 from benthic.common.units import format_size
 from benthic.config import EngineConfig
 from benthic.engine.core import EngineCore
-from benthic.engine.derive import Machine, Sizes, derive
+from benthic.engine.derive import GPU_CHUNK_TOKENS, Machine, Sizes, derive
 from benthic.engine.plan import SchedulerLimits
 from benthic.engine.tier_workers import TierWorkers
 from benthic.engine.tiers import LowerTiers, core_config, open_tiers, start_workers
@@ -39,6 +39,8 @@ from benthic.weights.model_config import ModelShape
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # what, done, total
+
+WORK_COPIES = 3  # of a layer's context pages at once: gathered, in the work pool's order, and in the work pool
 
 
 def build_engine(
@@ -77,7 +79,7 @@ def assemble(
     compare(ranks, _facts(config, namespace, device))
     # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
     # leave.
-    machine = _machine(kv, shape.max_position, ranks)
+    machine = _machine(config, kv, shape.max_position, ranks)
     sizes = derive(config, machine)
     demand_room(sizes.l1_pages, kv.page_bytes, device, machine.available_bytes)
     names = config.runner.attention_backend
@@ -160,7 +162,7 @@ def _load(
         progress("weights", done, total)
 
     model = load_model(checkpoint, device, kv.formats.dtype, weights_progress, place, ranks.group)
-    sizes = derive(config, _machine(kv, shape.max_position, ranks))
+    sizes = derive(config, _machine(config, kv, shape.max_position, ranks))
     pools = allocate_pools(kv.payloads, sizes.l1_pages, device)
     spec = kv.attention_spec(shape, page_size, sizes)
     info = RunnerInfo(
@@ -199,6 +201,7 @@ def _engine(
         chunk_tokens=sizes.chunk_tokens,
         l1_free_pages=sizes.l1_free_pages,
         queue_timeout_us=int(config.scheduler.queue_timeout_s * 1e6),
+        step_context_tokens=sizes.max_request_tokens if ranks.layout.cp_size > 1 else 0,
     )
     if config.cache.placement_assert:
         logger.warning("BENTHIC_PLACEMENT_ASSERT: comparing the ranks' states costs two collectives a tick")
@@ -259,7 +262,7 @@ def _ready(
     )
 
 
-def _machine(kv: _KV, max_position: int, ranks: Ranks) -> Machine:
+def _machine(config: EngineConfig, kv: _KV, max_position: int, ranks: Ranks) -> Machine:
     """What the rank that has least can give; all call it together."""
     place = ranks.layout
     ranks.barrier()  # all have loaded what they load
@@ -268,6 +271,8 @@ def _machine(kv: _KV, max_position: int, ranks: Ranks) -> Machine:
         available //= place.local_size
     else:
         available //= ceil_div(place.local_size, torch.cuda.device_count())  # ranks that share the device
+    if place.cp_size > 1:
+        available = max(0, available - _work_bytes(config, kv, max_position))
     return Machine(
         on_gpu=kv.device.type == "cuda",
         available_bytes=ranks.least(available),
@@ -275,6 +280,14 @@ def _machine(kv: _KV, max_position: int, ranks: Ranks) -> Machine:
         model_max_position=max_position,
         num_lanes=place.cp_size,
     )
+
+
+def _work_bytes(config: EngineConfig, kv: _KV, max_position: int) -> int:
+    """What context parallelism takes beside L1: a layer's pages of the contexts that a step's prefill may stand on, as
+    they come from the ranks, put in order, and in the work pool."""
+    tokens = (config.model.max_context or max_position) + (config.scheduler.chunk_tokens or GPU_CHUNK_TOKENS)
+    pages = ceil_div(tokens, config.cache.page_size)
+    return WORK_COPIES * pages * sum(payload.slice_bytes for payload in kv.payloads)
 
 
 def pick_device(wanted: str, place: ParallelLayout) -> tuple[torch.device, str]:

@@ -1,5 +1,6 @@
 """What goes into a tick of the scheduler and what comes out: plain data, equal on every rank."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benthic.engine.request import Request
@@ -68,6 +69,12 @@ class SchedulerLimits:
     chunk_tokens: int
     l1_free_pages: int
     queue_timeout_us: int = 0
+    step_context_tokens: int = 0  # that a step's prefill rows stand on, together; 0: no bound
+
+
+def stands_beside(chunks: Sequence[PrefillChunk], start: int, limit: int) -> bool:
+    """Whether a chunk with `start` tokens before it may join these; alone it always may. `limit`: 0: no bound."""
+    return not limit or not chunks or sum(chunk.start for chunk in chunks) + start <= limit
 
 
 @dataclass(slots=True)

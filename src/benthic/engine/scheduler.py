@@ -13,7 +13,7 @@ import numpy as np
 from benthic.common.layout import ceil_div
 from benthic.engine.events import Events
 from benthic.engine.flushes import Flushes
-from benthic.engine.plan import PrefillChunk, SchedulerLimits, StepPlan, StepResult, TickInput, Totals
+from benthic.engine.plan import PrefillChunk, SchedulerLimits, StepPlan, StepResult, TickInput, Totals, stands_beside
 from benthic.engine.request import Request, State, request_from
 from benthic.engine.rows import Rows
 from benthic.kvcache import CacheCore, Found, InvariantError, OpId, extend
@@ -320,6 +320,8 @@ class Scheduler:
                 found = self._probe(request)
                 if self._being_computed(request, found.end, computing):
                     continue
+                if not stands_beside(chunks, found.end * self.limits.page_size, self.limits.step_context_tokens):
+                    break
                 count = self._admit(request, found, budget)
                 admitting = count > 0  # first come, first served: who needs less does not overtake
                 if admitting:
@@ -337,6 +339,8 @@ class Scheduler:
         if self._sits_out(request):  # what it has adopted is being loaded back
             return 0
         if self._being_computed(request, request.run.num_cached if request.run else 0, computing):
+            return 0
+        if not stands_beside(chunks, int(self.rows.computed[request.slot]), self.limits.step_context_tokens):
             return 0
         count = self._chunk_len(request, budget)
         need = self._pages_short(request, count)

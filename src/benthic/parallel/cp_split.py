@@ -6,7 +6,7 @@ context parallelism). From one row to the next the ranks move on by one, or the 
 of a step alone. Counts are uneven, and zero where a step has fewer pages than segments.
 
 A layer of a prefill works on a *work pool*: pages of one layer, laid out like those of L1, with the context's pages
-from their owners and the new tokens of all ranks. In it a row's pages lie side by side, so its table is a range.
+from their owners and the new tokens of all ranks. A page of the context is there once, however many rows share it.
 
 Letters: T tokens, D decode rows, P prefill rows, M pages of the longest row, n ranks, N rows that this rank computes.
 """
@@ -86,15 +86,12 @@ def split_step(
     own_rows = np.concatenate([np.arange(num_decode, dtype=np.int64), mine])
     own_index = np.full(num_tokens, -1, np.int64)
     own_index[own_rows] = np.arange(len(own_rows))
-    pages = np.array([ceil_div(int(end), page_size) for end in ends], np.int64)
-    bases = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
+    pool = _place_pages(counts, ends, page_table[num_decode:], page_size, size)
     positions = [np.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
     segments = _own_segments(cuts, rank, size)
-    width = int(pages.max()) if len(pages) else 1
-    context = _context(counts, ends, page_table[num_decode:], bases, page_size, rank, size)
     write_rows, write_slots = _writes(num_decode, seq_lens, positions, page_table, page_size, rank, size)
     decode_table, decode_lens = _decode(num_decode, seq_lens, page_table, page_size, rank, size)
-    decode_slots = bases[-1] * page_size + np.arange(num_decode)
+    decode_slots = pool.num_pages * page_size + np.arange(num_decode)
     return RankStep(
         rank=rank,
         size=size,
@@ -105,15 +102,21 @@ def split_step(
         gather_rows=holder * max_rank_len + place,
         query_lens=np.array([stop - start for _, start, stop in segments], np.int32),
         seq_lens=np.array([stop for _, _, stop in segments], np.int32),
-        work_table=_work_table([row for row, _, _ in segments], bases, width),
-        work_pages=int(bases[-1]) + ceil_div(num_decode, page_size),
+        work_table=pool.table([row for row, _, _ in segments]),
+        work_pages=pool.num_pages + ceil_div(num_decode, page_size),
         work_slots=np.concatenate(
-            [decode_slots, *(base * page_size + span for base, span in zip(bases[:-1], positions, strict=True))]
+            [
+                decode_slots,
+                *(
+                    row[span // page_size] * page_size + span % page_size
+                    for row, span in zip(pool.rows, positions, strict=True)
+                ),
+            ]
         ).astype(np.int64),
-        context_pages=context[0],
-        max_context=context[1],
-        context_from=context[2],
-        context_to=context[3],
+        context_pages=pool.ids[pool.owners == rank].astype(np.int32),
+        max_context=pool.most,
+        context_from=pool.owners * pool.most + pool.order,
+        context_to=np.arange(len(pool.ids), dtype=np.int64),
         write_rows=write_rows,
         write_slots=write_slots,
         decode_table=decode_table,
@@ -155,10 +158,38 @@ def _own_segments(cuts: list[tuple[int, ...]], rank: int, size: int) -> list[tup
     ]
 
 
-def _work_table(rows: list[int], bases: Int64, width: int) -> Int32:
-    """For each segment the pages of its row, whose first is bases[row]."""
-    table = [np.minimum(bases[row] + np.arange(width), bases[row + 1] - 1) for row in rows]
-    return np.array(table, np.int32).reshape(-1, width)
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Where pages lie in the work pool: the context's first, each once however many rows share it, then new ones."""
+
+    rows: list[Int64]  # of each prefill row: the work page of each of its pages
+    num_pages: int
+    owners: Int64  # of the context's pages, in the order of the work pool
+    ids: Int64  # their L1 pages
+    order: Int64  # their places among what their owners give
+    most: int  # pages of the rank that gives most
+
+    def table(self, rows: list[int]) -> Int32:
+        """[rows, M]; behind a row's end its last page."""
+        width = max((len(pages) for pages in self.rows), default=1)
+        table = [np.pad(self.rows[row], (0, width - len(self.rows[row])), mode="edge") for row in rows]
+        return np.array(table, np.int32).reshape(-1, width)
+
+
+def _place_pages(counts: Int64, ends: Int64, table: Int32, page_size: int, size: int) -> _Pool:
+    """The work pool of these prefill rows."""
+    context = [ceil_div(int(end - count), page_size) for count, end in zip(counts, ends, strict=True)]
+    keys = [_owners(np.arange(held), size) << 32 | table[row, :held] for row, held in enumerate(context)]
+    distinct, shared = np.unique(np.concatenate([np.zeros(0, np.int64), *keys]), return_inverse=True)
+    owners = distinct >> 32
+    given = np.bincount(owners, minlength=size)
+    rows, at, free = [], 0, len(distinct)
+    for held, end in zip(context, ends, strict=True):
+        new = ceil_div(int(end), page_size) - held
+        rows.append(np.concatenate([shared[at : at + held], np.arange(free, free + new)]).astype(np.int64))
+        at, free = at + held, free + new
+    order = np.arange(len(distinct)) - np.concatenate([[0], np.cumsum(given)])[owners]  # sorted by owner
+    return _Pool(rows, free, owners, distinct & 0xFFFFFFFF, order, int(given.max()) if len(distinct) else 0)
 
 
 def _holders(cuts: list[tuple[int, ...]], num_tokens: int, size: int) -> tuple[Int64, Int64]:
@@ -175,31 +206,6 @@ def _holders(cuts: list[tuple[int, ...]], num_tokens: int, size: int) -> tuple[I
         mine = holder == rank
         place[mine] = np.arange(int(mine.sum()))
     return holder, place
-
-
-def _context(
-    counts: Int64, ends: Int64, table: Int32, bases: Int64, page_size: int, rank: int, size: int
-) -> tuple[Int32, int, Int64, Int64]:
-    """`context_pages`, `max_context`, `context_from` and `context_to`."""
-    pages: list[NDArray[np.int64]] = []
-    places: list[NDArray[np.int64]] = []
-    ids: list[Int32] = []
-    for row, (count, end) in enumerate(zip(counts, ends, strict=True)):
-        indices = np.arange(ceil_div(int(end - count), page_size), dtype=np.int64)
-        pages.append(indices)
-        places.append(bases[row] + indices)
-        ids.append(table[row, : len(indices)])
-    if not pages or not sum(map(len, pages)):
-        nothing = np.zeros(0, np.int64)
-        return np.zeros(0, np.int32), 0, nothing, nothing
-    owners = _owners(np.concatenate(pages), size)
-    local = np.concatenate(ids).astype(np.int32)
-    given = np.bincount(owners, minlength=size)
-    most = int(given.max())
-    order = np.empty(len(owners), np.int64)
-    for owner in range(size):
-        order[owners == owner] = np.arange(given[owner])
-    return local[owners == rank], most, owners * most + order, np.concatenate(places)
 
 
 def _writes(

@@ -19,7 +19,8 @@ from benthic.parallel.layout import SINGLE, ParallelLayout
 
 MEET_S = 300.0  # for all ranks to have started
 LOAD_S = 3600.0  # between two meetings while weights are read and memory is brought in
-EXCHANGE_S = 120.0  # once the engine serves: above the longest forward
+EXCHANGE_S = 120.0  # in a forward: above the longest
+FRAME_S = 3600.0  # between schedulers: beats find a rank that hangs long before; a paused server must not end by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def meet(layout: ParallelLayout, rendezvous: str, device: torch.device) -> Ranks
             **where,
         )
         start = GroupControl(dist.new_group(backend="gloo", timeout=timedelta(seconds=LOAD_S)))
-        control = GroupControl(dist.new_group(backend="gloo", timeout=timedelta(seconds=EXCHANGE_S)))
+        control = GroupControl(dist.new_group(backend="gloo", timeout=timedelta(seconds=FRAME_S)))
         # hosts may differ in their GPUs, and all ranks must take the same
         nccl = bool(start.min_reduce([int(own_gpu)])[0])
         group = forward_group("nccl" if nccl else "gloo", EXCHANGE_S)
