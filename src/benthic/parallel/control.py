@@ -88,5 +88,7 @@ class GroupControl:
 
 def gather_ints(control: Control, value: int) -> tuple[int, ...]:
     """Each rank's `value`, below 2^62, in rank order, by one MIN."""
+    if control.size == 1:
+        return (value,)
     far = 1 << 62
     return tuple(control.min_reduce([value if rank == control.rank else far for rank in range(control.size)]))
