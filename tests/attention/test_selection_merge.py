@@ -1,10 +1,12 @@
 """The merge of the ranks' candidates is the exact best K, ties and all."""
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benthic.attention.selection_merge import Candidates, num_candidates
+from benthic.attention.selection_merge import Candidates, num_candidates, own_positions
 from benthic.kernels.topk_select import topk_select
 from tests.support.thread_ranks import ThreadCollectives, run_ranks
 
@@ -32,3 +34,21 @@ def test_any_scores(data: st.DataObject, size: int, page: int, topk: int) -> Non
         for chosen, scores in zip(merged.tolist(), rows, strict=True):
             best = sorted(range(len(scores)), key=lambda at, s=scores: (-s[at], at))[:topk]  # type: ignore[misc]
             assert chosen == best + [-1] * (topk - len(best))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.sampled_from([2, 3, 4]), page=st.sampled_from([1, 2, 4]), topk=st.integers(1, 12))
+def test_own_positions_of_any_selection(data: st.DataObject, size: int, page: int, topk: int) -> None:
+    positions = st.lists(st.integers(0, 60), max_size=topk, unique=True)
+    rows = data.draw(st.lists(positions, min_size=1, max_size=4))
+    selected = torch.tensor([row + [-1] * (topk - len(row)) for row in rows], dtype=torch.int32)
+    for rank in range(size):
+        own = own_positions(selected, page, SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+        assert own.shape == selected.shape
+        assert own.dtype == torch.int32
+        assert own.stride(1) == 1
+        for found, row in zip(own.tolist(), rows, strict=True):
+            # a position's place is the number of this rank's positions before it
+            mine = [at for at in range(61) if at // page % size == rank]
+            wanted = [mine.index(at) for at in row if at in mine]
+            assert found == wanted + [-1] * (topk - len(wanted))

@@ -161,7 +161,7 @@ def test_both_layers_index(size: int, form: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_the_other_backend_over_the_work_pool(form: dict[str, Any]) -> None:
+def test_the_other_backend_over_the_work_pool_and_over_own_pages(form: dict[str, Any]) -> None:
     for num_decode, seq_lens, query_lens in (MIXTURES[7], MIXTURES[11]):
         case = step_case(spec_with(**form), seq_lens, query_lens, num_decode)
         assert check_step(case, 2, TritonLatentBackend)
@@ -178,7 +178,8 @@ def test_rows_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial, "_BLOCK_BYTES", {"cpu": 1})
     for form in FORMATS:
         num_decode, seq_lens, query_lens = MIXTURES[11]
-        assert check_step(step_case(spec_with(**form), seq_lens, query_lens, num_decode), 2)
+        for kind in (TorchLatentBackend, TritonLatentBackend):
+            assert check_step(step_case(spec_with(**form), seq_lens, query_lens, num_decode), 2, kind)
 
 
 def test_a_segment_within_k_beside_one_that_passes_it() -> None:

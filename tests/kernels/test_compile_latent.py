@@ -41,12 +41,15 @@ for target, limit in ((90, 227 << 10), (80, 163 << 10)):
         for tiles, sparse in ((s, True), (d, False)):
             blocks = {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys, "SPARSE": sparse, "TURNED": tiles.turned}
             assert build(target, _prefill_kernel, tiles.warps, tiles.stages, **given, **blocks) <= limit
-        blocks = {"BLOCK_M": s.rows, "BLOCK_N": s.keys, "SPARSE": False, "TURNED": s.turned, "SPLITS": 8}
-        assert build(target, _decode_kernel, s.warps, s.stages, **given, **blocks) <= limit
+        blocks = {"BLOCK_M": s.rows, "BLOCK_N": s.keys, "TURNED": s.turned}
+        forms = [{"SPARSE": False, "SPLITS": 8, "PART": False}, {"SPARSE": True, "SPLITS": 1, "PART": True}]
+        for form in forms if heads == 32 else forms[:1]:
+            assert build(target, _decode_kernel, s.warps, s.stages, **given, **blocks, **form) <= limit
 build(90, _merge_kernel, 4, 1, RANK=512, BLOCK=128, SPLITS=16)
 for rows in (32, 64) if has_gluon() else ():
     shape = {"HEADS": rows, "BLOCK_H": rows, "BLOCK_N": 64, "RANK": 512, "ROPE": 64, "PAGE_SIZE": 64, "BLOCK_K": 2048}
-    assert build(90, hopper_decode._decode_kernel, 8, 1, GluonASTSource, **shape, SPLITS=8) <= 227 << 10
+    for form in ({"SPLITS": 8, "PART": False}, {"SPLITS": 1, "PART": True}):
+        assert build(90, hopper_decode._decode_kernel, 8, 1, GluonASTSource, **shape, **form) <= 227 << 10
     given = {"HEAD_BLOCKS": 1, "LAZY": rows == 32, "source": GluonASTSource}
     assert build(90, hopper_prefill._prefill_kernel, rows // 8, 1, **shape, **given) <= 227 << 10
 print("built")

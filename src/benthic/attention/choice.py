@@ -83,10 +83,10 @@ def make_pair(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor], group: 
     """One backend where the two are the same, else both over the same pools.
 
     With a `group` of several context-parallel ranks, one over this rank's pools that works with the others': prefill
-    rows by `pair.prefill`, decode rows in plain torch.
+    rows by `pair.prefill`, decode rows by the kernels of `pair.decode` where it has some, else in plain torch.
     """
     if group is not None and group.size > 1:
-        return _sharded(pair.prefill, spec, pools, group)
+        return _sharded(pair, spec, pools, group)
     prefill = make(pair.prefill, spec, pools)
     if pair.decode is pair.prefill:
         return prefill
@@ -98,12 +98,15 @@ def make_pair(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor], group: 
     return PairedLatentBackend(prefill, decode)
 
 
-def _sharded(kind: Backend, spec: Spec, pools: Mapping[str, torch.Tensor], group: Collectives) -> Attention:
-    if issubclass(kind, AttentionBackend):
+def _sharded(pair: Pair, spec: Spec, pools: Mapping[str, torch.Tensor], group: Collectives) -> Attention:
+    prefill, decode = pair.prefill, pair.decode
+    if issubclass(prefill, AttentionBackend):
+        assert issubclass(decode, AttentionBackend)
         assert isinstance(spec, AttentionSpec)
-        return ShardedBackend(spec, pools["target_kv"], group, kind)
+        return ShardedBackend(spec, pools["target_kv"], group, prefill, decode)
+    assert issubclass(decode, LatentBackend)
     assert isinstance(spec, LatentSpec)
-    return ShardedLatentBackend(spec, pools["target_kv"], pools.get("index_k"), group, kind)
+    return ShardedLatentBackend(spec, pools["target_kv"], pools.get("index_k"), group, prefill, decode)
 
 
 def _load(place: tuple[str, str], spec: Spec) -> Backend | str:

@@ -1,7 +1,8 @@
 """Attention of decode rows over a part of their keys, on every rank its own, and the merge of the parts.
 
-Softmax over a union of keys follows from each part's output and log-sum-exp (https://arxiv.org/abs/2112.05682). All in
-float32. Letters: D decode rows, H heads, R a value's size, n ranks.
+Softmax over a union of keys follows from each part's output and log-sum-exp (https://arxiv.org/abs/2112.05682). Kernels
+give both for all rows at once; plain torch goes by groups of rows, in float32. Letters: D decode rows, H heads, R a
+value's size, n ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from benthic.attention.interface import AttentionBackend
+from benthic.attention.latent import LatentBackend
 from benthic.attention.torch_backend import group_by_length
 from benthic.common.layout import ceil_div
+from benthic.forward import RankBatch
 from benthic.parallel.collectives import Collectives
 
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # that a block of rows gathers; a core's cache, or few launches
@@ -35,8 +39,10 @@ class OwnRows:
         return torch.arange(self.longest, device=self.lens.device) >= self.lens.unsqueeze(1)
 
 
-def own_rows(lens_host: Sequence[int], table: torch.Tensor, lens: torch.Tensor, page_size: int) -> tuple[OwnRows, ...]:
-    """Groups of the rows that have tokens here: `lens_host` and `lens` [D] tokens on this rank, `table` [D, M]."""
+def own_rows(ranks: RankBatch, page_size: int) -> tuple[OwnRows, ...]:
+    """Groups of the decode rows that have tokens here."""
+    table, lens = ranks.decode_table, ranks.decode_lens
+    lens_host = ranks.step.decode_lens.tolist()
     present = [row for row, length in enumerate(lens_host) if length]
     if not present:
         return ()
@@ -59,13 +65,34 @@ def row_blocks(count: int, row_bytes: int, device: torch.device) -> Iterator[sli
         yield slice(first, min(first + size, count))
 
 
+def takes_kernels(decode: type[AttentionBackend] | type[LatentBackend]) -> bool:
+    """Whether decode rows that steps of one rank give to `decode` are computed in parts by kernels."""
+    return decode.name == "triton"
+
+
+def own_bound(max_seq_len: int, page_size: int, num_ranks: int) -> int:
+    """The most tokens of one sequence that a rank keeps."""
+    return ceil_div(ceil_div(max_seq_len, page_size), num_ranks) * page_size
+
+
 class Parts:
     """What this rank has of D decode rows, until it is merged with the others': without keys here, nothing."""
 
-    def __init__(self, num_rows: int, num_heads: int, value_dim: int, device: torch.device) -> None:
-        # [D, H, R + 1]: output and log-sum-exp side by side, for one exchange
-        self._both = torch.zeros((num_rows, num_heads, value_dim + 1), device=device)
-        self._both[..., -1] = float("-inf")
+    def __init__(self, both: torch.Tensor) -> None:
+        """float32 [D, H, R + 1]: output and log-sum-exp side by side, for one exchange."""
+        self._both = both
+
+    @classmethod
+    def none(cls, num_rows: int, num_heads: int, value_dim: int, device: torch.device) -> "Parts":
+        """Of rows without keys here, until some are `put`."""
+        both = torch.zeros((num_rows, num_heads, value_dim + 1), device=device)
+        both[..., -1] = float("-inf")
+        return cls(both)
+
+    @classmethod
+    def of(cls, out: torch.Tensor, lse: torch.Tensor) -> "Parts":
+        """Of all rows: out float32 [D, H, R], lse float32 [D, H], base e; 0 and -inf where a row has no key here."""
+        return cls(torch.cat((out, lse.unsqueeze(-1)), -1))
 
     def put(
         self,

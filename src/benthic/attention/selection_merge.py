@@ -6,7 +6,8 @@ rank gives, at most K.
 
 import torch
 
-from benthic.common.layout import ceil_div
+from benthic.attention.partial import own_bound
+from benthic.common.layout import owner_of
 from benthic.parallel.collectives import Collectives
 
 _NONE = torch.iinfo(torch.int32).max  # the position of a candidate that is none: behind all others
@@ -14,7 +15,23 @@ _NONE = torch.iinfo(torch.int32).max  # the position of a candidate that is none
 
 def num_candidates(max_decode_len: int, page_size: int, num_ranks: int, topk: int) -> int:
     """C: no rank has more positions of a row than this, or no more than K of them are wanted."""
-    return min(topk, ceil_div(ceil_div(max_decode_len, page_size), num_ranks) * page_size)
+    return min(topk, own_bound(max_decode_len, page_size, num_ranks))
+
+
+def own_positions(selected: torch.Tensor, page_size: int, group: Collectives) -> torch.Tensor:
+    """Of positions int32 [D, K], -1 for none, those on this rank's pages as places among its own tokens of the row.
+
+    int32 [D, K], in the same order, -1 behind. On the device alone: nothing waits for it.
+    """
+    page = torch.div(selected, page_size, rounding_mode="floor")  # of the row; -1 for none
+    own = (selected >= 0) & (owner_of(page, group.size) == group.rank)  # type: ignore[arg-type]  # arrays too
+    page = torch.div(page, group.size, rounding_mode="floor")  # here
+    places = page * page_size + selected % page_size
+    topk = selected.shape[1]
+    # each goes behind those before it, the others to a column that is cut off, with 15 more: rows keep their alignment
+    columns = torch.where(own, own.cumsum(1) - 1, topk)
+    compact = selected.new_full((len(selected), topk + 16), -1)
+    return compact.scatter_(1, columns, places)[:, :topk]
 
 
 class Candidates:
@@ -27,8 +44,11 @@ class Candidates:
         self._scores = torch.full((num_rows, width), float("-inf"), device=device)
         self._positions = torch.full((num_rows, width), _NONE, dtype=torch.int32, device=device)
 
-    def put(self, rows: torch.Tensor, scores: torch.Tensor, best: torch.Tensor) -> None:
-        """Of n rows the scores [n, S] of this rank's tokens and which of them are best: int32 [n, C], -1 behind."""
+    def put(self, rows: torch.Tensor | slice, scores: torch.Tensor, best: torch.Tensor) -> None:
+        """Of n rows the scores [n, S] of this rank's tokens and which of them are best: int32 [n, C], -1 behind.
+
+        A row that is not put has no tokens here. What the scores hold behind a row's tokens does not matter.
+        """
         none = best < 0
         index = best.clamp(min=0)
         size, group = self._page_size, self._group

@@ -23,8 +23,9 @@ from benthic.attention.exchange import (
 )
 from benthic.attention.interface import AttentionBackend, AttentionSpec
 from benthic.attention.page_records import grouped_records
-from benthic.attention.partial import OwnRows, Parts, own_rows
+from benthic.attention.partial import OwnRows, Parts, own_bound, own_rows, takes_kernels
 from benthic.forward import ForwardBatch, RankBatch
+from benthic.kernels.paged_decode import paged_decode_part
 from benthic.parallel.collectives import Collectives
 
 
@@ -32,19 +33,30 @@ from benthic.parallel.collectives import Collectives
 class _Metadata:
     ranks: RankBatch
     places: StepPlaces
-    decode: tuple[OwnRows, ...]
+    decode: tuple[OwnRows, ...]  # none for kernels: they take all rows at once, and nothing is copied from the host
     room: Room[AttentionBackend]
     segments: ForwardBatch | None  # None: this rank has no prefill rows
     inner_metadata: Any
 
 
 class ShardedBackend(AttentionBackend):
-    """Prefill rows by a backend of `kind` over a work pool, decode rows in parts over each rank's own pages."""
+    """Prefill rows by a backend of `kind` over a work pool, decode rows in parts over each rank's own pages.
+
+    The parts come from the kernels of `decode` (None: `kind`) where it has some, else from plain torch.
+    """
 
     name: ClassVar[str] = "sharded"
 
-    def __init__(self, spec: AttentionSpec, kv: torch.Tensor, group: Collectives, kind: type[AttentionBackend]) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        kv: torch.Tensor,
+        group: Collectives,
+        kind: type[AttentionBackend],
+        decode: type[AttentionBackend] | None = None,
+    ) -> None:
         super().__init__(spec, kv)
+        self._by_kernels = takes_kernels(decode or kind)
         inner_spec = replace(spec, num_layers=1)
         self._group = group
         self._records = grouped_records(spec.page_size, spec.num_kv_heads, spec.head_dim, kv.dtype.itemsize)
@@ -66,9 +78,7 @@ class ShardedBackend(AttentionBackend):
         return _Metadata(
             ranks=ranks,
             places=StepPlaces.of(batch, ranks, self.spec.page_size),
-            decode=own_rows(
-                ranks.step.decode_lens.tolist(), ranks.decode_table, ranks.decode_lens, self.spec.page_size
-            ),
+            decode=() if self._by_kernels else own_rows(ranks, self.spec.page_size),
             room=room,
             segments=segments,
             inner_metadata=None if segments is None else room.inner.begin(segments),
@@ -86,7 +96,7 @@ class ShardedBackend(AttentionBackend):
         share_records(self._group, payloads, [own], ranks, metadata.places)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if decode:  # replicated
-            out[:decode] = self._decode(layer, q[:decode], metadata.decode)
+            out[:decode] = self._decode(layer, q[:decode], metadata).merged(self._group)
         if metadata.segments is not None:  # exchanges nothing
             own = metadata.room.inner.attend(
                 0, q[decode:], k[decode:], v[decode:], metadata.segments, metadata.inner_metadata
@@ -94,10 +104,20 @@ class ShardedBackend(AttentionBackend):
             out[decode:rows] = own[: rows - decode]  # padding rows stay zero
         return out
 
-    def _decode(self, layer: int, q: torch.Tensor, groups: tuple[OwnRows, ...]) -> torch.Tensor:
-        """q [D, H, d] -> float32 [D, H, d], over all ranks' pages."""
+    def _decode(self, layer: int, q: torch.Tensor, metadata: _Metadata) -> Parts:
+        """q [D, H, d] over this rank's pages."""
+        if self._by_kernels:
+            ranks, spec = metadata.ranks, self.spec
+            # not the step's: the splits, and so the kernels, follow from its rows alone
+            bound = own_bound(spec.max_seq_len, spec.page_size, self._group.size)
+            return Parts.of(
+                *paged_decode_part(q, self.kv[layer], ranks.decode_table, ranks.decode_lens, spec.scale, bound)
+            )
+        return self._decode_by_torch(layer, q, metadata.decode)
+
+    def _decode_by_torch(self, layer: int, q: torch.Tensor, groups: tuple[OwnRows, ...]) -> Parts:
         spec, pool = self.spec, self.kv[layer]
-        parts = Parts(len(q), spec.num_heads, spec.head_dim, q.device)
+        parts = Parts.none(len(q), spec.num_heads, spec.head_dim, q.device)
         scaled = (q.float() * spec.scale).view(len(q), spec.num_kv_heads, -1, spec.head_dim)
         for group in groups:
             for block in group.blocks(2 * spec.num_kv_heads * spec.head_dim * 4):
@@ -106,4 +126,4 @@ class ShardedBackend(AttentionBackend):
                 pages = pages.view(*block.pages.shape, *pages.shape[1:]).permute(2, 0, 4, 1, 3, 5)
                 keys, values = pages.flatten(3, 4)[..., : block.longest, :]
                 parts.put(block.rows, scaled[block.rows], keys, values, block.hidden())
-        return parts.merged(self._group)
+        return parts

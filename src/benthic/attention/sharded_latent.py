@@ -28,12 +28,16 @@ from benthic.attention.exchange import (
 from benthic.attention.latent import LatentBackend, LatentSpec, LayerNorms, Turn
 from benthic.attention.latent_reading import all_positions, entry_floats, key_scores, read_keys, read_latents
 from benthic.attention.page_records import PageRecords, index_records, latent_records
-from benthic.attention.partial import OwnRows, Parts, own_rows, row_blocks
-from benthic.attention.selection_merge import Candidates, num_candidates
-from benthic.common.layout import owner_of
+from benthic.attention.partial import OwnRows, Parts, own_bound, own_rows, row_blocks, takes_kernels
+from benthic.attention.selection_merge import Candidates, num_candidates, own_positions
+from benthic.common.layout import ceil_div, owner_of
 from benthic.forward import ForwardBatch, RankBatch
+from benthic.kernels.index_scores import index_scores_decode
+from benthic.kernels.latent_decode import latent_decode_part
 from benthic.kernels.topk_select import topk_select
 from benthic.parallel.collectives import Collectives
+
+_WIDTH = 1024  # scores' rows are whole multiples of this, so that kernels meet few strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class _Step:
     batch: ForwardBatch
     ranks: RankBatch
     places: StepPlaces
-    decode: tuple[OwnRows, ...]
+    decode: tuple[OwnRows, ...]  # none for kernels: they take all rows at once, and nothing is copied from the host
     room: Room[LatentBackend]
     segments: ForwardBatch | None  # None: this rank has no prefill rows
     inner_metadata: Any
@@ -57,7 +61,10 @@ class _Step:
 
 
 class ShardedLatentBackend(LatentBackend):
-    """Prefill rows by a backend of `kind` over a work pool, decode rows in parts over each rank's own pages."""
+    """Prefill rows by a backend of `kind` over a work pool, decode rows in parts over each rank's own pages.
+
+    The parts come from the kernels of `decode` (None: `kind`) where it has some, else from plain torch.
+    """
 
     name: ClassVar[str] = "sharded"
 
@@ -68,8 +75,10 @@ class ShardedLatentBackend(LatentBackend):
         index_keys: torch.Tensor | None,
         group: Collectives,
         kind: type[LatentBackend],
+        decode: type[LatentBackend] | None = None,
     ) -> None:
         super().__init__(spec, latents, index_keys)
+        self._by_kernels = takes_kernels(decode or kind)
         index = None if spec.index is None else replace(spec.index, num_layers=1)
         inner_spec = replace(spec, num_layers=1, index=index)
         self._group = group
@@ -102,7 +111,7 @@ class ShardedLatentBackend(LatentBackend):
             batch=batch,
             ranks=ranks,
             places=StepPlaces.of(batch, ranks, size),
-            decode=own_rows(ranks.step.decode_lens.tolist(), ranks.decode_table, ranks.decode_lens, size),
+            decode=() if self._by_kernels else own_rows(ranks, size),
             room=room,
             segments=segments,
             inner_metadata=None if segments is None else room.inner.begin(segments),
@@ -173,9 +182,9 @@ class ShardedLatentBackend(LatentBackend):
         decode = batch.num_decode
         out = torch.zeros(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
         if decode:  # replicated
-            q = torch.cat((q_latent[:decode], q_rope[:decode]), -1).float().mul_(self.spec.scale)
             chosen = selected[:decode] if selected is not None and metadata.selects_decode else None
-            out[:decode] = self._decode(layer, q, chosen, metadata)
+            parts = self._parts(layer, q_latent[:decode], q_rope[:decode], chosen, metadata)
+            out[:decode] = parts.merged(self._group)
         if metadata.segments is not None:  # exchanges nothing
             chosen = selected[decode:] if selected is not None and metadata.selects_segments else None
             out[decode:] = metadata.room.inner.attend(
@@ -186,30 +195,75 @@ class ShardedLatentBackend(LatentBackend):
     # --- decode rows --------------------------------------------------------------------------------------------------
 
     def _select_decode(self, ordinal: int, queries: torch.Tensor, weights: torch.Tensor, step: _Step) -> torch.Tensor:
-        """int32 [D, K]; scores as TorchLatentBackend's."""
+        """int32 [D, K]; scores as those of the backend that computes the rows of one rank alone."""
         spec, index, group = self.spec, self.spec.index, self._group
         assert index is not None
-        assert self.index_keys is not None
         width = num_candidates(step.ranks.max_decode_len, spec.page_size, group.size, index.topk)
         found = Candidates(len(queries), width, spec.page_size, group, queries.device)
+        score = self._score_by_kernels if self._by_kernels else self._score_by_torch
+        for rows, scores, best in score(ordinal, queries, weights, width, step):
+            found.put(rows, scores, best)
+        return found.merged(index.topk)
+
+    def _score_by_kernels(
+        self, ordinal: int, queries: torch.Tensor, weights: torch.Tensor, width: int, step: _Step
+    ) -> Iterator[tuple[torch.Tensor | slice, torch.Tensor, torch.Tensor]]:
+        """Rows, scores [n, S] of this rank's tokens, the best of them [n, width]."""
+        spec, ranks = self.spec, step.ranks
+        assert self.index_keys is not None
+        bound = own_bound(ranks.max_decode_len, spec.page_size, self._group.size)
+        room = ceil_div(bound, _WIDTH) * _WIDTH
+        for rows in row_blocks(len(queries), room * 4, queries.device):
+            lens = ranks.decode_lens[rows]
+            scores = torch.empty((len(lens), room), device=queries.device)
+            index_scores_decode(
+                queries[rows], weights[rows], self.index_keys[ordinal], ranks.decode_table[rows], lens, bound, scores
+            )  # short rows too: their scores meet those of other ranks
+            yield rows, scores, topk_select(scores, lens, width)
+
+    def _score_by_torch(
+        self, ordinal: int, queries: torch.Tensor, weights: torch.Tensor, width: int, step: _Step
+    ) -> Iterator[tuple[torch.Tensor | slice, torch.Tensor, torch.Tensor]]:
+        """As `_score_by_kernels`."""
+        index = self.spec.index
+        assert index is not None
+        assert self.index_keys is not None
         queries, weights = queries.double(), weights.double()
         for rows in step.decode:
             for block in rows.blocks((index.head_dim + index.num_heads) * 8):
-                keys = read_keys(self.index_keys[ordinal], block.pages, block.longest, spec)
+                keys = read_keys(self.index_keys[ordinal], block.pages, block.longest, self.spec)
                 scores = key_scores(queries[block.rows], weights[block.rows], keys)
                 few = block.longest <= width
                 best = all_positions(block.lens, width) if few else topk_select(scores, block.lens, width)
-                found.put(block.rows, scores, best)
-        return found.merged(index.topk)
+                yield block.rows, scores, best
 
-    def _decode(self, layer: int, q: torch.Tensor, selected: torch.Tensor | None, step: _Step) -> torch.Tensor:
-        """q [D, H, W], scaled, over all positions or those selected [D, K] -> float32 [D, H, R]."""
-        parts = Parts(len(q), self.spec.num_heads, self.spec.rank, q.device)
+    def _parts(
+        self, layer: int, q_latent: torch.Tensor, q_rope: torch.Tensor, selected: torch.Tensor | None, step: _Step
+    ) -> Parts:
+        """The decode rows over this rank's pages: all positions, or those selected [D, K]."""
+        spec, ranks = self.spec, step.ranks
+        if not self._by_kernels:
+            return self._parts_by_torch(layer, q_latent, q_rope, selected, step)
+        if selected is not None:
+            selected = own_positions(selected, spec.page_size, self._group)
+        # not the step's: the splits, and so the kernels, follow from its rows alone
+        bound = own_bound(spec.max_seq_len, spec.page_size, self._group.size)
+        out, lse = latent_decode_part(
+            q_latent, q_rope, self.latents[layer], ranks.decode_table, ranks.decode_lens, selected, bound, spec.scale,
+            rank=spec.rank,
+        )  # fmt: skip
+        return Parts.of(out, lse)
+
+    def _parts_by_torch(
+        self, layer: int, q_latent: torch.Tensor, q_rope: torch.Tensor, selected: torch.Tensor | None, step: _Step
+    ) -> Parts:
+        q = torch.cat((q_latent, q_rope), -1).float().mul_(self.spec.scale)
+        parts = Parts.none(len(q), self.spec.num_heads, self.spec.rank, q.device)
         found = self._dense(layer, step) if selected is None else self._chosen(layer, selected, step)
         for rows, entries, hidden in found:
             keys = entries.unsqueeze(1)
             parts.put(rows, q[rows].unsqueeze(1), keys, keys[..., : self.spec.rank], hidden)
-        return parts.merged(self._group)
+        return parts
 
     def _dense(self, layer: int, step: _Step) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Rows, entries float32 [n, S, W] of this rank's pages, which of them are hidden [n, S]."""

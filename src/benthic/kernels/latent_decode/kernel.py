@@ -1,7 +1,8 @@
 """`latent_decode` in Triton, in two stages.
 
 Stage one: a program takes one row, a block of its heads and one of SPLITS equal parts of the row's keys, and leaves a
-normalised partial result with its log-sum-exp (base 2). Stage two merges the parts. Nothing depends on the host.
+normalised partial result with its log-sum-exp (base 2). Stage two merges the parts; where the row's other keys lie on
+other ranks (PART), `split_merge` does. Nothing depends on the host.
 Limits: those of `latent_prefill`.
 """
 
@@ -17,6 +18,7 @@ from benthic.kernels.latent_prefill.kernel import (
     size_constants,
 )
 from benthic.kernels.latent_tiles import LatentTiles, hopper_rows, num_latent_splits, sparse_tiles
+from benthic.kernels.split_merge.kernel import merge_splits
 from benthic.kernels.tiles import next_power_of_two
 
 _LOG2_E = 1.4426950408889634
@@ -32,7 +34,7 @@ def _decode_kernel(
     stride_table, stride_selected, stride_pt, stride_ph, stride_ps,
     HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     ROPE: tl.constexpr, BLOCK_P: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, SPARSE: tl.constexpr,
-    FP8: tl.constexpr, TURNED: tl.constexpr, SPLITS: tl.constexpr,
+    FP8: tl.constexpr, TURNED: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride_table and row * stride_pt may pass 2**31
     head = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -40,7 +42,10 @@ def _decode_kernel(
     end = tl.load(lens_ptr + row)
     selected = selected_ptr + row * stride_selected
     if SPARSE:
-        end = count_selected(selected, tl.minimum(end, num_selected), BLOCK_K)
+        bound = tl.minimum(end, num_selected)
+        if PART:
+            bound = tl.maximum(bound, 1)  # of a row without a token here the first entry is -1 too
+        end = count_selected(selected, bound, BLOCK_K)
     tiles = tl.cdiv(end, BLOCK_N)
     per_split = tl.cdiv(tiles, SPLITS)
     first = split * per_split
@@ -65,7 +70,7 @@ def _decode_kernel(
     else:
         result = (acc / total[:, None]).to(part_ptr.dtype.element_ty)
         tl.store(part_ptr + part_rows[:, None] + dims[None, :], result, mask=inside[:, None] & kept[None, :])
-    if SPLITS > 1:
+    if SPLITS > 1 or PART:
         tl.store(lse_ptr + (row * HEADS + head) * SPLITS + split, best + tl.log2(total), mask=inside)
 
 
@@ -100,8 +105,12 @@ def latent_decode_triton(
     rank: int,
     tiles: LatentTiles | None = None,
     splits: int | None = None,
+    out_lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `benthic.kernels.latent_decode.latent_decode`; `tiles` and `splits` override the table (tuning, tests)."""
+    """See `benthic.kernels.latent_decode.latent_decode`; `tiles` and `splits` override the table (tuning, tests).
+
+    With `out_lse`, see `latent_decode_part`, whose `out` and `out_lse` are to be given.
+    """
     batch, num_heads, _ = q_latent.shape
     if batch == 0:
         return out
@@ -117,7 +126,8 @@ def latent_decode_triton(
     blocks = triton.cdiv(num_heads, rows or tiles.rows)
     max_keys = min(num_selected, max_seq_len) if sparse else max_seq_len
     splits = splits or num_latent_splits(batch, blocks, max_keys, q_latent.device)
-    if splits == 1:
+    part = out_lse is not None
+    if splits == 1 and not part:
         parts, lse, part_strides = out, out, (out.stride(0), out.stride(1), 0)
     else:
         parts = torch.empty((batch, num_heads, splits, rank), dtype=torch.float32, device=out.device)
@@ -128,7 +138,7 @@ def latent_decode_triton(
 
         decode_selected(
             q_latent, q_rope, latents, page_table, seq_lens, entries, scale * _LOG2_E, parts, part_strides, lse,
-            splits=splits, rows=rows,
+            splits=splits, rows=rows, part=part,
         )  # fmt: skip
     else:
         views, strides = pool_arguments(latents, rank)
@@ -137,10 +147,12 @@ def latent_decode_triton(
             q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), *strides,
             page_table.stride(0), entries.stride(0), *part_strides,
             HEADS=num_heads, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, BLOCK_K=next_power_of_two(num_selected),
-            SPARSE=sparse, TURNED=tiles.turned, SPLITS=splits, **size_constants(rank, q_rope.shape[2], latents),
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            SPARSE=sparse, TURNED=tiles.turned, SPLITS=splits, PART=part,
+            **size_constants(rank, q_rope.shape[2], latents), num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-    if splits > 1:
+    if out_lse is not None:
+        merge_splits(parts, lse, out, out_lse)
+    elif splits > 1:
         block = min(128, next_power_of_two(rank))
         _merge_kernel[(batch, num_heads, triton.cdiv(rank, block))](
             parts, lse, out, out.stride(0), out.stride(1), RANK=rank, BLOCK=block, SPLITS=splits, num_warps=4

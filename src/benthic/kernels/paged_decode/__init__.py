@@ -3,7 +3,7 @@
 import torch
 
 from benthic.kernels.choice import use_triton
-from benthic.kernels.paged_decode.reference import paged_decode_reference
+from benthic.kernels.paged_decode.reference import paged_decode_part_reference, paged_decode_reference
 
 
 def paged_decode(
@@ -29,6 +29,30 @@ def paged_decode(
     return paged_decode_reference(q, kv, page_table, seq_lens, scale, max_seq_len, out)
 
 
+def paged_decode_part(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`paged_decode` over some of each row's keys, to be merged with the results over its others.
+
+    The tokens that stand here alone are counted in seq_lens and have pages in page_table; a row may have none. Returns
+    out float32 [B, H, head_dim] and the logits' log-sum-exp, float32 [B, H], base e: 0 and -inf without a key.
+    """
+    check_attention_shapes(q, kv, page_table, seq_lens)
+    if use_triton(q):
+        from benthic.kernels.paged_decode.kernel import paged_decode_triton  # triton is optional
+
+        out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        paged_decode_triton(q, kv, page_table, seq_lens, scale, max_seq_len, out, out_lse=lse)
+        return out, lse
+    return paged_decode_part_reference(q, kv, page_table, seq_lens, scale)
+
+
 def check_attention_shapes(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, seq_lens: torch.Tensor) -> None:
     """Raise ValueError where heads, head_dim or rows don't fit together."""
     if q.dim() != 3 or kv.dim() != 5 or q.shape[2] != kv.shape[4] or q.shape[1] % kv.shape[3]:
@@ -41,4 +65,10 @@ def check_attention_shapes(q: torch.Tensor, kv: torch.Tensor, page_table: torch.
         raise ValueError(f"page size {kv.shape[2]} is not a power of two")
 
 
-__all__ = ["check_attention_shapes", "paged_decode", "paged_decode_reference"]
+__all__ = [
+    "check_attention_shapes",
+    "paged_decode",
+    "paged_decode_part",
+    "paged_decode_part_reference",
+    "paged_decode_reference",
+]

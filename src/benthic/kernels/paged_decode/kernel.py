@@ -1,7 +1,8 @@
 """`paged_decode` in Triton, in two stages.
 
 Stage one: a program takes one row, one KV head (all its query heads) and one of SPLITS equal parts of the row's actual
-length, and leaves a normalised partial result with its log-sum-exp (base 2). Stage two combines the parts.
+length, and leaves a normalised partial result with its log-sum-exp (base 2). Stage two combines the parts; where the
+row's other keys lie on other ranks (PART), `split_merge` does.
 Limits: head_dim a power of two from 16 to 256, page size a power of two, contiguous last dimensions.
 """
 
@@ -9,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.split_merge.kernel import merge_splits
 from benthic.kernels.tiles import Tiles, decode_tiles, num_splits
 
 _LOG2_E = 1.4426950408889634
@@ -21,7 +23,7 @@ def _decode_kernel(
     stride_qt, stride_qh, stride_page, stride_kv, stride_pos, stride_head, stride_table,
     stride_pt, stride_ph, stride_ps,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride_table and row * stride_pt may pass 2**31
     kv_head = tl.program_id(1)
@@ -71,7 +73,7 @@ def _decode_kernel(
     head = kv_head * GROUP + heads
     part = part_ptr + row * stride_pt + head[:, None] * stride_ph + split * stride_ps
     tl.store(part + dims[None, :], acc.to(part_ptr.dtype.element_ty), mask=head_mask[:, None])
-    if SPLITS > 1:
+    if SPLITS > 1 or PART:
         tl.store(lse_ptr + (row * num_heads + head) * SPLITS + split, lse, mask=head_mask)
 
 
@@ -102,8 +104,12 @@ def paged_decode_triton(
     out: torch.Tensor,
     tiles: Tiles | None = None,
     splits: int | None = None,
+    out_lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `benthic.kernels.paged_decode.paged_decode`; `tiles` and `splits` override the table (tuning, tests)."""
+    """See `benthic.kernels.paged_decode.paged_decode`; `tiles` and `splits` override the table (tuning, tests).
+
+    With `out_lse`, see `paged_decode_part`, whose `out` and `out_lse` are to be given.
+    """
     batch, num_heads, head_dim = q.shape
     if batch == 0:
         return out
@@ -114,7 +120,7 @@ def paged_decode_triton(
     group = num_heads // num_kv_heads
     tiles = tiles or decode_tiles(head_dim, q.element_size(), group, q.device)
     splits = splits or num_splits(batch, num_kv_heads, max_seq_len, q.device)
-    if splits == 1:
+    if splits == 1 and out_lse is None:
         parts, lse, part_strides = out, out, (out.stride(0), out.stride(1), 0)
     else:
         parts = torch.empty((batch, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
@@ -125,9 +131,11 @@ def paged_decode_triton(
         q.stride(0), q.stride(1), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         page_table.stride(0), *part_strides,
         GROUP=group, BLOCK_H=tiles.rows, BLOCK_N=tiles.keys, HEAD_DIM=head_dim, PAGE_SIZE=kv.shape[2], SPLITS=splits,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        PART=out_lse is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if splits > 1:
+    if out_lse is not None:
+        merge_splits(parts, lse, out, out_lse)
+    elif splits > 1:
         _combine_kernel[(batch, num_heads)](
             parts, lse, out, out.stride(0), out.stride(1), HEAD_DIM=head_dim, SPLITS=splits, num_warps=4
         )

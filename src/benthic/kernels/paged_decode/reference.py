@@ -13,10 +13,30 @@ def paged_decode_reference(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """See `benthic.kernels.paged_decode.paged_decode`. Gathers each row's context; reads the lengths on the host."""
-    group = q.shape[1] // kv.shape[3]
     for row, length in enumerate(seq_lens.tolist()):
-        pages = page_table[row, : -(-length // kv.shape[2])].long()
-        k, v = kv[pages].transpose(0, 1).flatten(1, 2)[:, :length].to(q.dtype).repeat_interleave(group, dim=2)
-        scores = torch.einsum("hd,nhd->hn", q[row].float(), k.float()) * scale
-        out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v.float()).to(out.dtype)
+        scores, v = _row(q[row], kv, page_table[row], length, scale)
+        out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).to(out.dtype)
     return out
+
+
+def paged_decode_part_reference(
+    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, seq_lens: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `benthic.kernels.paged_decode.paged_decode_part`. Row by row, as above."""
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
+    for row, length in enumerate(seq_lens.tolist()):
+        if length:
+            scores, v = _row(q[row], kv, page_table[row], length, scale)
+            out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
+            lse[row] = scores.logsumexp(-1)
+    return out, lse
+
+
+def _row(
+    q: torch.Tensor, kv: torch.Tensor, pages: torch.Tensor, length: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [H, length] of one row's query, and its values [length, H, d]; both float32."""
+    context = kv[pages[: -(-length // kv.shape[2])].long()].transpose(0, 1).flatten(1, 2)[:, :length].to(q.dtype)
+    k, v = context.repeat_interleave(q.shape[0] // kv.shape[3], dim=2).float()
+    return torch.einsum("hd,nhd->hn", q.float(), k) * scale, v

@@ -79,7 +79,7 @@ def _decode_kernel(
     q_ptr, q_rope_ptr, pool_ptr, table_ptr, lens_ptr, selected_ptr, part_ptr, lse_ptr, scale_log2, num_selected,
     stride_qt, stride_qh, stride_rt, stride_rh, stride, stride_table, stride_selected, stride_pt, stride_ph, stride_ps,
     HEADS: gl.constexpr, BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, RANK: gl.constexpr, ROPE: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, BLOCK_K: gl.constexpr, SPLITS: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, BLOCK_K: gl.constexpr, SPLITS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     warps: gl.constexpr = gl.num_warps()
     across: gl.constexpr = warps // 4
@@ -96,7 +96,10 @@ def _decode_kernel(
     split = gl.program_id(2)
     table = table_ptr + row * stride_table
     selected = selected_ptr + row * stride_selected
-    end = count_keys(selected, gl.minimum(gl.load(lens_ptr + row), num_selected), BLOCK_K)
+    bound = gl.minimum(gl.load(lens_ptr + row), num_selected)
+    if PART:
+        bound = gl.maximum(bound, 1)  # of a row without a token here the first entry is -1 too
+    end = count_keys(selected, bound, BLOCK_K)
     tiles = (end + BLOCK_N - 1) // BLOCK_N
     per_split = (tiles + SPLITS - 1) // SPLITS
     first = split * per_split
@@ -127,7 +130,7 @@ def _decode_kernel(
         out_rows = row * stride_pt + out_head * stride_ph + split * stride_ps
         pointers = part_ptr + out_rows[None, :] + dims[:, None]
         gl.store(pointers, acc.to(part_ptr.dtype.element_ty), mask=(out_head < HEADS)[None, :] & (dims >= 0)[:, None])
-        if SPLITS > 1:
+        if SPLITS > 1 or PART:
             gl.store(lse_pointers, best + gl.log2(total), mask=head < HEADS)
 
 
@@ -145,10 +148,12 @@ def decode_selected(
     *,
     splits: int,
     rows: int,
+    part: bool,
 ) -> None:
     """Stage one of `latent_decode` for [D, H, R] queries, `rows` heads a program, in `splits` parts.
 
-    The normalised parts go to `parts` (strides of row, head and split), their log-sum-exp (base 2) to `lse`.
+    The normalised parts go to `parts` (strides of row, head and split), their log-sum-exp (base 2) to `lse`; where the
+    row's other keys lie elsewhere (`part`), of one split too, and a row may have no token or no selected one.
     """
     batch, num_heads, rank = q_latent.shape
     _decode_kernel[(batch, -(-num_heads // rows), splits)](
@@ -156,5 +161,5 @@ def decode_selected(
         q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), latents.stride(1),
         page_table.stride(0), selected.stride(0), *part_strides,
         HEADS=num_heads, BLOCK_H=rows, BLOCK_N=64, RANK=rank, ROPE=q_rope.shape[2], PAGE_SIZE=latents.shape[1],
-        BLOCK_K=max(2048, next_power_of_two(selected.shape[1])), SPLITS=splits, num_warps=8,
+        BLOCK_K=max(2048, next_power_of_two(selected.shape[1])), SPLITS=splits, PART=part, num_warps=8,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""How the decode kernels put the splits of a row's keys together where a row may have no key at all."""
