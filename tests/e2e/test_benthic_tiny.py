@@ -74,12 +74,14 @@ def ask_all(server: ServerProcess, tasks: list[Task]) -> list[tuple[Task, Told]]
     return told
 
 
-def solve_from_every_tier(begin: Begin, floor: Path, tasks: list[Task]) -> None:
+def solve_from_every_tier(begin: Begin, floor: Path, tasks: list[Task], ranks: int = 1) -> None:
     """Cold, from L1, from L2 after later prompts have displaced them, and from L3 after a restart."""
-    l2_bytes = sum(whole_pages(task.prompt_tokens) // 16 + 8 for task in tasks) * PAGE_BYTES
+    pages = [whole_pages(task.prompt_tokens) // 16 + 8 for task in tasks]
+    l2_bytes = max(sum(pages), 2 * max(pages)) * PAGE_BYTES  # a reload takes at most half of it
     flags = (
-        "--chunk-tokens", str(CHUNK), "--l1-pages", str(L1_PAGES), "--l2-size", str(l2_bytes), "--l3-dir", str(floor),
-        "--l3-size", str(l2_bytes * 3 // 2 + (8 << 20)),
+        "--chunk-tokens", str(CHUNK), "--l1-pages", str(L1_PAGES // ranks), "--l2-size", str(l2_bytes),
+        "--l3-dir", str(floor), "--l3-size", str(l2_bytes * 3 // 2 + (8 << 20)),
+        *(("--cp", str(ranks), "--ep") if ranks > 1 else ()),
     )  # fmt: skip
     first = begin(*flags)
     for task in tasks:
@@ -114,11 +116,20 @@ def test_tasks_are_solved_cold_and_from_every_tier(begin: Begin, tmp_path: Path)
     solve_from_every_tier(begin, tmp_path / "kv", first_tasks(SOME))
 
 
+def test_two_ranks_with_their_experts_spread_solve_tasks_from_every_tier(begin: Begin, tmp_path: Path):
+    """A prompt of 8k among them: selections over both ranks' pages."""
+    solve_from_every_tier(begin, tmp_path / "kv", first_tasks({("records", 8192): 1, ("facts", 1024): 1}), ranks=2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("kind", "length"), sorted({(task.kind, task.length) for task in all_tasks()}))
-def test_all_tasks_are_solved_as_often_as_the_card_says(begin: Begin, tmp_path: Path, kind: str, length: int):
-    solve_from_every_tier(begin, tmp_path / "kv", [t for t in all_tasks() if (t.kind, t.length) == (kind, length)])
+def test_all_tasks_are_solved_as_often_as_the_card_says(
+    begin: Begin, tmp_path: Path, kind: str, length: int, ranks: int
+):
+    tasks = [task for task in all_tasks() if (task.kind, task.length) == (kind, length)]
+    solve_from_every_tier(begin, tmp_path / "kv", tasks, ranks)
 
 
 def test_1_to_33_clients_get_what_they_get_alone(short: ServerProcess):

@@ -102,7 +102,7 @@ def test_64_clients_for_a_minute_with_aborts(server: ServerProcess):
 
 @pytest.mark.timeout(600)
 def test_an_l1_so_small_that_preemption_never_ends(server: ServerProcess):
-    jobs = [Job(j.prompt, 64) for j in make_jobs(16, seed=2, most_words=20)]
+    jobs = [Job(j.prompt, 48) for j in make_jobs(12, seed=2, most_words=20)]
     want = sequential(server, jobs)
     flags = list(FLAGS)
     flags[flags.index("--l1-size") : flags.index("--l1-size") + 2] = ["--l1-pages", "20", "--l1-free-pages", "0"]
