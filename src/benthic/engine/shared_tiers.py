@@ -97,20 +97,15 @@ def open_floors(
             if turn == 0 or place.tp_size > 1:
                 ranks.barrier()
         assert floor is not None
-        tidy = _all(ranks, not floor.report.misplaced_pages)
+        tidy = bool(ranks.least(int(not floor.report.misplaced_pages)))
         if place.cp_size > 1 and not tidy:
             find_foreign(config, floor, namespace=namespace.digest, geometry=geometry, num_ranks=place.cp_size, io=io)
-            tidy = _all(ranks, not floor.report.misplaced_pages and not floor.foreign)
+            ranks.barrier()  # nobody's writers may start before all have looked
     except BaseException:
         if floor is not None:
             floor.close()
         raise
-    return floor, tidy and not floor.foreign
-
-
-def _all(ranks: Ranks, holds: bool) -> bool:
-    """Whether it holds on every rank; all wait for all."""
-    return bool(ranks.least(int(holds)))
+    return floor, tidy
 
 
 def _own_part(config: DiskConfig, place: ParallelLayout) -> DiskConfig:

@@ -104,15 +104,7 @@ def split_step(
         seq_lens=np.array([stop for _, _, stop in segments], np.int32),
         work_table=pool.table([row for row, _, _ in segments]),
         work_pages=pool.num_pages + ceil_div(num_decode, page_size),
-        work_slots=np.concatenate(
-            [
-                decode_slots,
-                *(
-                    row[span // page_size] * page_size + span % page_size
-                    for row, span in zip(pool.rows, positions, strict=True)
-                ),
-            ]
-        ).astype(np.int64),
+        work_slots=np.concatenate([decode_slots, *pool.slots(positions, page_size)]).astype(np.int64),
         context_pages=pool.ids[pool.owners == rank].astype(np.int32),
         max_context=pool.most,
         context_from=pool.owners * pool.most + pool.order,
@@ -168,6 +160,11 @@ class _Pool:
     ids: Int64  # their L1 pages
     order: Int64  # their places among what their owners give
     most: int  # pages of the rank that gives most
+
+    def slots(self, positions: list[Int64], page_size: int) -> list[Int64]:
+        """Of each prefill row's new tokens, at these positions of it."""
+        pairs = zip(self.rows, positions, strict=True)
+        return [pages[span // page_size] * page_size + span % page_size for pages, span in pairs]
 
     def table(self, rows: list[int]) -> Int32:
         """[rows, M]; behind a row's end its last page."""
