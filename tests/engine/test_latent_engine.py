@@ -75,6 +75,16 @@ def test_no_chunk_size_changes_an_answer(chunk: int, folder: Path, right: dict[s
         assert [told.tokens for told in engine.ask(PROMPTS)] == right["model"]
 
 
+def test_short_prefills_in_graphs_change_no_answer(folder: Path, right: dict[str, list[list[int]]]) -> None:
+    """Whole prompts, chunks of one page, and what is left after a hit."""
+    limits = {"graph_batch_sizes": "4,8,32", "graph_prefill_tokens": 32}
+    with RealEngine(folder, kv_dtype="model", **{**ENOUGH, "chunk_tokens": PAGE}, **limits) as engine:
+        assert [told.tokens for told in engine.ask(PROMPTS)] == right["model"]
+        for prompt, expected in zip(PROMPTS, right["model"], strict=True):
+            (told,) = engine.ask([prompt])
+            assert (told.tokens, told.cached) == (expected, (whole_pages(prompt), 0, 0))
+
+
 def test_a_request_that_passes_k_while_it_decodes_goes_on_as_if_it_had_been_a_prompt(folder: Path) -> None:
     """The longer prompt is the shorter one's text, so its first token is that one's next."""
     prompt = prompt_of(TOPK - 4, 31)

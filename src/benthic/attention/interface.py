@@ -30,6 +30,10 @@ class AttentionSpec:
 class Attention(Protocol):
     """What everybody but the model needs of a backend; the model calls it as the interface of its own family."""
 
+    @property
+    def most_prompt_keys(self) -> int:
+        """Positions that a step's prompt tokens may see in sum for decode rows of a graph to be the cheaper way."""
+
     def begin(self, batch: ForwardBatch) -> Any:
         """Metadata for one forward pass (the same object goes to each layer). Capture-safe when batch.in_graph."""
 
@@ -47,6 +51,11 @@ class AttentionBackend(ABC):
     def __init__(self, spec: AttentionSpec, kv: torch.Tensor) -> None:
         self.spec = spec
         self.kv = kv
+
+    @property
+    def most_prompt_keys(self) -> int:
+        """See Attention: each row reads its own context, 64 tokens of a page at 4k."""
+        return 1 << 18
 
     @classmethod
     @abstractmethod

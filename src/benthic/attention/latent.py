@@ -108,6 +108,11 @@ class LatentBackend(ABC):
         self.latents = latents
         self.index_keys = index_keys
 
+    @property
+    def most_prompt_keys(self) -> int:
+        """See Attention: rows read the index keys of their contexts, and K latents; without an indexer all of them."""
+        return 1 << 18 if self.spec.index is None else 1 << 23
+
     @classmethod
     @abstractmethod
     def unsupported(cls, spec: LatentSpec) -> str | None:

@@ -20,6 +20,11 @@ class PairedBackend(AttentionBackend):
         self._prefill = prefill
         self._decode = decode
 
+    @property
+    def most_prompt_keys(self) -> int:
+        """None: prompts go to the backend that was asked for, and it is not in the graphs."""
+        return 0
+
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """None: its parts were asked."""
@@ -51,6 +56,11 @@ class PairedLatentBackend(LatentBackend):
         super().__init__(prefill.spec, prefill.latents, prefill.index_keys)
         self._prefill = prefill
         self._decode = decode
+
+    @property
+    def most_prompt_keys(self) -> int:
+        """None: prompts go to the backend that was asked for, and it is not in the graphs."""
+        return 0
 
     @classmethod
     def unsupported(cls, spec: Any) -> str | None:

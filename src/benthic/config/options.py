@@ -70,6 +70,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("expert_dispatch", str, _PARALLEL, "How tokens reach spread experts: allgather (default).", "allgather"),
     Option("attention_backend", str, _RUN, "torch or triton (GPU), or prefill=NAME,decode=NAME.", "triton"),
     Option("graph_batch_sizes", str, _RUN, "Decode batch sizes to capture, with commas; `none`: no graphs.", "1,2,4,8"),
+    Option("graph_prefill_tokens", int, _RUN, "Steps up to so many tokens run prompts in graphs too (GPU: 256).", "64"),
     Option("profile_graph_memory", str, _RUN, "Folder for one memory snapshot a graph family (CUDA).", "./graphs"),
     Option("log_level", str, _RUN, "debug, info (default), warning or error.", "debug"),
 )  # fmt: skip

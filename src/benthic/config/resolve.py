@@ -60,6 +60,7 @@ def resolve(options: Any, environ: Mapping[str, str] = os.environ) -> Config:
         runner=RunnerConfig(
             attention_backend=_backends(options.attention_backend),
             graph_batch_sizes=_batch_sizes(options.graph_batch_sizes),
+            graph_prefill_tokens=optional_at_least(options.graph_prefill_tokens, 0, "--graph-prefill-tokens"),
             profile_graph_memory=None if options.profile_graph_memory is None else Path(options.profile_graph_memory),
             log_graph_buffers=environ.get("BENTHIC_LOG_GRAPH_BUFFERS", "0") not in ("", "0"),
         ),

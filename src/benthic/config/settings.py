@@ -61,6 +61,7 @@ class RunnerConfig:
 
     attention_backend: BackendNames = field(default_factory=BackendNames)
     graph_batch_sizes: tuple[int, ...] | None = None  # rising; () turns decode graphs off
+    graph_prefill_tokens: int | None = None  # of a step that runs in a graph, prompts and all; None: the device's
     profile_graph_memory: Path | None = None
     log_graph_buffers: bool = False  # BENTHIC_LOG_GRAPH_BUFFERS
 

@@ -41,6 +41,15 @@ class Launched:
         return self.finish(self.flight.wait())
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the S sampled rows come from."""
+
+    hidden: torch.Tensor  # [S, hidden_size]
+    logits: torch.Tensor  # float32 [S, vocab_size]; hidden states where S is 0
+    greedy: torch.Tensor | None = None  # int64 [S], where the argmax is in `last_tokens` already
+
+
 class StepExecutor:
     """Owns what steps leave on the device between each other: last_tokens, penalty counts, static buffers."""
 
@@ -87,28 +96,40 @@ class StepExecutor:
         plan = self._sampler.plan(step.sampling, step.penalty_inits)
         arrays = dict(plan.arrays)
         arrays["sample_slots"] = step.sample_slots
-        size = self._graph_size(step)
+        size = self._graphs.size_for(step)
         arrays.update(self._eager_arrays(step) if size is None else self._graphs.pad(step, size))
         tensors = self._staging.upload(arrays)
         self._sampler.start_penalties(tensors)
         results: Tensors = {}
-        greedy = None
         if size is None:
-            hidden = self._eager(step, tensors, hooks)
-            self._prompt_logprobs(step, hidden, tensors, results)
-            sampled_hidden = hidden.index_select(0, tensors["sample_rows"])
-            logits = self._model.logits(sampled_hidden)[: plan.num_rows] if plan.num_rows else None
-            sampled_hidden = sampled_hidden[: plan.num_rows]
+            found = self._eager_rows(step, plan, tensors, hooks, results)
         else:
-            if hooks is not None:
-                hooks.before_all()
-            decoded = self._graphs.replay(size, step.num_decode, tensors)
-            if hooks is not None:
-                hooks.after_all()
-            sampled_hidden, logits, greedy = decoded.hidden, decoded.logits, decoded.tokens
-        if logits is not None:
-            self._sample(plan, tensors, sampled_hidden, logits, greedy, results)
+            found = self._replay(size, step, plan, tensors, hooks)
+        if plan.num_rows:
+            self._sample(plan, tensors, found, results)
         return Launched(self._copy_out.start(results), _Assembly(step, plan))
+
+    def _eager_rows(
+        self, step: StepInput, plan: SamplingPlan, tensors: Tensors, hooks: LayerHooks | None, results: Tensors
+    ) -> _Found:
+        hidden = self._eager(step, tensors, hooks)
+        self._prompt_logprobs(step, hidden, tensors, results)
+        rows = hidden.index_select(0, tensors["sample_rows"])
+        logits = self._model.logits(rows) if plan.num_rows else rows
+        return _Found(rows[: plan.num_rows], logits[: plan.num_rows])
+
+    def _replay(
+        self, size: int, step: StepInput, plan: SamplingPlan, tensors: Tensors, hooks: LayerHooks | None
+    ) -> _Found:
+        if hooks is not None:
+            hooks.before_all()
+        decoded = self._graphs.replay(size, step.num_tokens, tensors)
+        if hooks is not None:
+            hooks.after_all()
+        if step.num_tokens == step.num_decode:
+            return _Found(decoded.hidden, decoded.logits, decoded.tokens)
+        rows = tensors["sample_rows"]
+        return _Found(decoded.hidden.index_select(0, rows), decoded.logits.index_select(0, rows))
 
     # --- one of several ranks -----------------------------------------------------------------------------------------
 
@@ -131,7 +152,7 @@ class StepExecutor:
             return Launched(self._copy_out.start(results), _Assembly(step, plan))
         sampled_hidden = self._rows(hidden, step.sample_rows, part)
         if plan is not None:
-            self._sample(plan, tensors, sampled_hidden, self._model.logits(sampled_hidden), None, results)
+            self._sample(plan, tensors, _Found(sampled_hidden, self._model.logits(sampled_hidden)), results)
             tokens = results["tokens"].to(torch.int64)
         else:
             tokens = torch.empty(len(step.sample_rows), dtype=torch.int64, device=self._shape.device)
@@ -179,12 +200,6 @@ class StepExecutor:
             assert len(tokens) == count
         return {f"prompt{i}": tokens for i, (_, _, _, tokens) in enumerate(step.prompt_logprobs)}
 
-    def _graph_size(self, step: StepInput) -> int | None:
-        if step.num_tokens != step.num_decode or step.num_decode == 0:
-            return None
-        assert np.array_equal(step.sample_slots, step.state_slots), "a decode step samples each of its rows, in order"
-        return self._graphs.size_for(step.num_decode)
-
     def _eager(
         self, step: StepInput, tensors: Tensors, hooks: LayerHooks | None, part: RankStep | None = None
     ) -> torch.Tensor:
@@ -213,23 +228,15 @@ class StepExecutor:
         )
         return self._model(batch, self._attention, self._attention.begin(batch))
 
-    def _sample(
-        self,
-        plan: SamplingPlan,
-        tensors: Tensors,
-        hidden: torch.Tensor,
-        logits: torch.Tensor,
-        greedy: torch.Tensor | None,
-        results: Tensors,
-    ) -> None:
-        sampled = self._sampler.sample(logits, plan, tensors, greedy)
-        if sampled.tokens is not greedy:  # the graph has put its own argmax there already
+    def _sample(self, plan: SamplingPlan, tensors: Tensors, found: _Found, results: Tensors) -> None:
+        sampled = self._sampler.sample(found.logits, plan, tensors, found.greedy)
+        if sampled.tokens is not found.greedy:  # the graph has put its own argmax there already
             self._last_tokens.index_copy_(0, tensors["sample_slots"], sampled.tokens)
         results["tokens"] = sampled.tokens.to(torch.int32)
         if sampled.logprobs is not None:
             _put("logprobs", sampled.logprobs, results)
         if "hidden_rows" in tensors:
-            results["hidden"] = hidden.index_select(0, tensors["hidden_rows"]).float()
+            results["hidden"] = found.hidden.index_select(0, tensors["hidden_rows"]).float()
 
     def _prompt_logprobs(
         self, step: StepInput, hidden: torch.Tensor, tensors: Tensors, results: Tensors, part: RankStep | None = None

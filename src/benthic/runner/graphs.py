@@ -3,7 +3,8 @@
 On the CPU the same class runs the same code on the same static buffers without a graph, so padding and metadata are
 exercised everywhere. Inside a graph: the input ids come from `last_tokens` by slot, then the model, the logits, the
 argmax, and its tokens go into `last_tokens`. The argmax is right for plain greedy rows; where a row samples otherwise
-the sampler overwrites its entry afterwards on the same stream, before the next step can read it.
+the sampler overwrites its entry afterwards on the same stream, before the next step can read it. Prompt tokens of a
+short prefill are rows too (`graph_rows`): they stand in slots of `last_tokens` behind the scratch slot.
 
 Padded rows have a context of one token in the pool's scratch page and the scratch slot of `last_tokens`: they touch
 nobody's state. Lengths live on the device; their bound is the runner's and never changes.
@@ -22,10 +23,12 @@ from benthic.common.layout import ceil_div
 from benthic.config import RunnerConfig
 from benthic.forward import ForwardBatch, StepInput
 from benthic.runner.graph_memory import logger, memory_profile, memory_table, reserved_bytes
+from benthic.runner.graph_rows import CUDA_TOKENS, graph_rows, prompt_keys
 from benthic.runner.static_buffers import StaticBuffers
 from benthic.runner.streams import new_stream
 
 FAMILY = "decode"
+_LEAST_ROWS = 64  # of the largest default graph where prompts run in graphs: a page's tokens
 _SLOTS, _POSITIONS, _KV_SLOTS, _SEQ_LENS = range(4)  # rows of the `rows` buffer
 
 
@@ -57,6 +60,11 @@ class RunnerShape:
         return self.max_running
 
     @property
+    def first_prompt_slot(self) -> int:
+        """From here on `last_tokens` holds prompt tokens that run as rows of a graph."""
+        return self.max_running + 1
+
+    @property
     def table_width(self) -> int:
         """Pages of the longest context."""
         return ceil_div(self.max_seq_len, self.page_size)
@@ -71,6 +79,21 @@ class DecodeOutput:
     tokens: torch.Tensor  # int64 [n], the argmax
 
 
+def graph_sizes(shape: RunnerShape, config: RunnerConfig) -> tuple[int, ...]:
+    """Rising sizes of the decode graphs: what the user asked for, else up to max_running or a few prompt tokens."""
+    if config.graph_batch_sizes is None:
+        return default_graph_sizes(max(shape.max_running, min(_LEAST_ROWS, prompt_limit(shape, config))), shape.device)
+    largest = max(shape.max_running, prompt_limit(shape, config))
+    return tuple(sorted(s for s in config.graph_batch_sizes if s <= largest))
+
+
+def prompt_limit(shape: RunnerShape, config: RunnerConfig) -> int:
+    """Tokens of a step with prompts up to which it runs in a graph. On a CPU nothing is won by it."""
+    if config.graph_prefill_tokens is not None:
+        return config.graph_prefill_tokens
+    return CUDA_TOKENS if shape.device.type == "cuda" else 0
+
+
 def default_graph_sizes(max_running: int, device: torch.device) -> tuple[int, ...]:
     """Rising batch sizes up to max_running. A CPU pays for every padded row, so its steps are smaller."""
     if device.type == "cuda":
@@ -81,7 +104,10 @@ def default_graph_sizes(max_running: int, device: torch.device) -> tuple[int, ..
 
 
 class DecodeGraphs:
-    """Owns the decode family's static buffers and graphs. `last_tokens` int64 [max_running + 1] is the runner's."""
+    """Owns the decode family's static buffers and graphs.
+
+    `last_tokens` int64 [max_running + 1 + the largest size] is the runner's.
+    """
 
     def __init__(
         self,
@@ -92,10 +118,8 @@ class DecodeGraphs:
         shape: RunnerShape,
         config: RunnerConfig,
     ) -> None:
-        sizes = config.graph_batch_sizes
-        if sizes is None:
-            sizes = default_graph_sizes(shape.max_running, shape.device)
-        self.sizes = tuple(sorted(s for s in sizes if s <= shape.max_running))
+        self.sizes = graph_sizes(shape, config)
+        self._prompt_limit = prompt_limit(shape, config)
         self._model = model
         self._attention = attention
         self._shape = shape
@@ -116,9 +140,15 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None
         self.buffers.alias("last_tokens", last_tokens, "the runner")
 
-    def size_for(self, num_rows: int) -> int | None:
-        """The least graph size that holds the rows; None where there is none."""
-        return next((s for s in self.sizes if s >= num_rows), None)
+    def size_for(self, step: StepInput) -> int | None:
+        """The least graph size that holds the step's tokens as rows; None where it has to run eagerly."""
+        if step.num_tokens > step.num_decode and not self._takes_prompts(step):
+            return None
+        return next((s for s in self.sizes if s >= step.num_tokens), None)
+
+    def _takes_prompts(self, step: StepInput) -> bool:
+        few = step.num_tokens <= self._prompt_limit and not step.prompt_logprobs
+        return few and prompt_keys(step) <= self._attention.most_prompt_keys
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Capture every size, largest first; on the CPU, where nothing is captured, run the least once.
@@ -140,23 +170,33 @@ class DecodeGraphs:
             logger.info("%s", memory_table(self.buffers, self._growth))
 
     def pad(self, step: StepInput, size: int) -> dict[str, NDArray[Any]]:
-        """Host arrays of a decode-only step, padded to `size` rows."""
-        shape, num_rows = self._shape, step.num_decode
+        """Host arrays of a step for the graph of `size` rows."""
+        shape = self._shape
+        found = graph_rows(step, shape.first_prompt_slot)
+        num_rows = len(found)
         rows = np.empty((4, size), dtype=np.int64)
         rows[_SLOTS], rows[_POSITIONS], rows[_SEQ_LENS] = shape.scratch_slot, 0, 1
         rows[_KV_SLOTS] = shape.num_pages * shape.page_size
-        rows[_SLOTS, :num_rows] = step.state_slots
-        rows[_POSITIONS, :num_rows] = step.positions
-        rows[_KV_SLOTS, :num_rows] = step.kv_slots
-        rows[_SEQ_LENS, :num_rows] = step.seq_lens
-        width = min(step.page_table.shape[1], shape.table_width)
+        rows[_SLOTS, :num_rows] = found.slots
+        rows[_POSITIONS, :num_rows] = found.positions
+        rows[_KV_SLOTS, :num_rows] = found.kv_slots
+        rows[_SEQ_LENS, :num_rows] = found.seq_lens
+        width = min(found.page_table.shape[1], shape.table_width)
         table = np.full((size, width), shape.num_pages, dtype=np.int32)
-        table[:num_rows] = step.page_table[:, :width]
-        return {"graph_rows": rows, "graph_table": table}
+        table[:num_rows] = found.page_table[:, :width]
+        arrays: dict[str, NDArray[Any]] = {"graph_rows": rows, "graph_table": table}
+        if step.num_tokens == step.num_decode:
+            assert np.array_equal(step.sample_slots, step.state_slots), "decode samples each of its rows, in order"
+        else:
+            arrays |= {"graph_prompts": found.prompt_tokens, "sample_rows": step.sample_rows}
+        return arrays
 
     def replay(self, size: int, num_rows: int, tensors: dict[str, torch.Tensor]) -> DecodeOutput:
         """Run the graph of `size` on `pad`'s arrays, uploaded; outputs of the first num_rows rows."""
         table = tensors["graph_table"]
+        if (prompts := tensors.get("graph_prompts")) is not None:
+            first = self._shape.first_prompt_slot
+            self._last_tokens[first : first + len(prompts)].copy_(prompts)
         self._rows[:, :size].copy_(tensors["graph_rows"])
         self._page_table[:size, : table.shape[1]].copy_(table)
         if size in self._graphs:

@@ -18,7 +18,7 @@ from benthic.forward import LayerHooks, StepInput, StepOutput
 from benthic.parallel.collectives import Collectives
 from benthic.parallel.layout import SINGLE, ParallelLayout
 from benthic.runner.execution import Launched, StepExecutor
-from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape
+from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape, graph_sizes, prompt_limit
 from benthic.runner.interface import RunnerInfo
 from benthic.runner.sampler import Sampler
 from benthic.runner.streams import new_stream
@@ -117,7 +117,9 @@ class ModelRunner:
         )
         self._chunk_tokens = min(chunk_tokens, max_seq_len)
         self._warm_contexts = warm_contexts
-        last_tokens = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
+        self._eager_tokens = prompt_limit(self._shape, config) + 1  # prompts as short as this run in no graph
+        behind = max(graph_sizes(self._shape, config), default=0)  # prompt tokens that run as rows of a graph
+        last_tokens = torch.zeros(self._shape.first_prompt_slot + behind, dtype=torch.int64, device=device)
         self._graphs = DecodeGraphs(
             model=model, attention=attention, last_tokens=last_tokens, shape=self._shape, config=config
         )
@@ -158,7 +160,7 @@ class ModelRunner:
         """Capture the decode graphs, then run a prefill of a whole chunk and a decode. Call before the first submit."""
         assert not self._outstanding
         self._call(lambda: self._graphs.capture(lambda done, total: progress("decode graphs", done, total)))
-        steps = warmup_steps(self._shape, self._chunk_tokens, self._warm_contexts)
+        steps = warmup_steps(self._shape, self._chunk_tokens, self._warm_contexts, self._eager_tokens)
         for done, step in enumerate(steps):
             progress("warm-up", done, len(steps))
             self.submit(step).result()

@@ -6,29 +6,32 @@ from benthic.common.layout import ceil_div
 from benthic.forward import SamplingInput, StepInput
 from benthic.runner.graphs import RunnerShape
 
-_FEW_TOKENS = 16  # of a prefill that is there for its context, not for its size
+_FEW_TOKENS = 16  # of a prefill that is there for its context, not for its size; more where graphs take such
 
 
-def warmup_steps(shape: RunnerShape, chunk_tokens: int, contexts: tuple[int, ...] = ()) -> tuple[StepInput, ...]:
+def warmup_steps(
+    shape: RunnerShape, chunk_tokens: int, contexts: tuple[int, ...] = (), eager_tokens: int = 1
+) -> tuple[StepInput, ...]:
     """A prefill of a whole chunk, and decode steps of every number of rows that brings other kernels with it.
 
     `contexts`: lengths in tokens past which a model runs other kernels. On a GPU, where kernels are compiled when they
-    first run, prefill and decode then meet each side of them.
+    first run, prefill and decode then meet each side of them. Steps of fewer than `eager_tokens` tokens run in graphs,
+    which have been warmed up already.
     """
     if shape.device.type != "cuda":
         return scratch_prefill(shape, chunk_tokens), scratch_decode(shape, 1)
     rows = [1 << i for i in range(shape.max_running.bit_length())]  # each halves the parts that a context is cut into
+    few = max(_FEW_TOKENS, eager_tokens)
     steps = [scratch_prefill(shape, chunk_tokens), *(scratch_decode(shape, n) for n in rows)]
     for limit in contexts:
         below = min(limit, shape.max_seq_len)
         steps.append(scratch_prefill(shape, min(chunk_tokens, below)))
-        steps += [scratch_prefill(shape, min(_FEW_TOKENS, below), num_decode=n) for n in rows]
+        steps += [scratch_prefill(shape, min(few, below), num_decode=n) for n in rows]
         if limit < shape.max_seq_len:
             ends = min(shape.max_seq_len, limit + chunk_tokens)
             steps.append(scratch_prefill(shape, chunk_tokens, first=ends - chunk_tokens))
-            ends = min(shape.max_seq_len, limit + _FEW_TOKENS)
-            few = min(_FEW_TOKENS, ends)
-            steps += [scratch_prefill(shape, few, first=ends - few, num_decode=n) for n in rows]
+            ends = min(shape.max_seq_len, limit + few)
+            steps += [scratch_prefill(shape, min(few, ends), first=max(0, ends - few), num_decode=n) for n in rows]
     return tuple(steps)
 
 
