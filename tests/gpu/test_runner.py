@@ -37,7 +37,7 @@ def run_decodes(bench: Bench, slots: list[int], steps: int, **wishes: Any) -> tu
 
 
 def test_graphs_equal_eager_and_plain_recomputation(cuda: torch.device) -> None:
-    eager, graphs = make_bench(cuda, sizes=()), make_bench(cuda, sizes=(1, 4, 16, 33))
+    eager, graphs = make_bench(cuda, sizes=()), make_bench(cuda, sizes=(1, 4, 16, 33), graph_prefill_tokens=0)
     graphs.runner.warmup()
     for slots in ([5], [0, 1, 2], list(range(10)), list(range(33))):
         eager_tokens, eager_logprobs = run_decodes(eager, slots, 8)
@@ -47,6 +47,29 @@ def test_graphs_equal_eager_and_plain_recomputation(cuda: torch.device) -> None:
         assert np.array_equal(tokens, eager_tokens)
         np.testing.assert_allclose(logprobs, eager_logprobs, atol=1e-4)
         assert tokens[:, -1].tolist() == eager.model.greedy(prompt_of(slots[-1], 1 + 3 * slots[-1]), 9)
+    eager.runner.close()
+    graphs.runner.close()
+
+
+def test_short_prefills_in_graphs_equal_eager_ones(cuda: torch.device) -> None:
+    eager, graphs = make_bench(cuda, sizes=()), make_bench(cuda, sizes=(1, 4, 16, 64))
+    graphs.runner.warmup()
+    script, running = Script(), []
+    for slot in range(12):
+        script.add(slot, prompt_of(slot, 5 + 9 * slot))
+    forwards = len(graphs.model.batch_sizes)
+    for slot in range(12):  # chunks of a prompt beside the decode rows of those before it
+        left = 5 + 9 * slot
+        while left:
+            count = min(left, 40)
+            step = script.step(decode=running, prefill=[(slot, count)], logprobs=0)
+            expected, found = (bench.runner.submit(step).result() for bench in (eager, graphs))
+            assert np.array_equal(expected.tokens, found.tokens)
+            if found.logprobs is not None:
+                np.testing.assert_allclose(found.logprobs.chosen, expected.logprobs.chosen, atol=1e-4)
+            left -= count
+        running.append(slot)
+    assert len(graphs.model.batch_sizes) == forwards  # replays alone
     eager.runner.close()
     graphs.runner.close()
 
