@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from benthic.kernels.greedy_pick import greedy_pick
 from benthic.kernels.paged_decode import paged_decode
 from benthic.kernels.paged_prefill import paged_prefill
 from benthic.kernels.paged_write import paged_write
@@ -101,3 +102,18 @@ def test_rope(dtype: torch.dtype, cuda: torch.device) -> None:
     rope(fused[:, :24], fused[:, 24:32], table, positions)
     rope_reference(other[:, :24], other[:, 24:32], table, positions)
     assert_close(fused, other.double(), dtype)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5000, 65_536, 151_937])
+@pytest.mark.parametrize("rows", [1, 16, 257])
+def test_greedy_pick(rows: int, vocabulary: int, cuda: torch.device) -> None:
+    logits = torch.randint(-3, 4, (rows, vocabulary), device=cuda).float()  # ties everywhere
+    slots = torch.randperm(rows + 9, device=cuda)[:rows]
+    tokens, last = (
+        torch.zeros(rows, dtype=torch.int64, device=cuda),
+        torch.zeros(rows + 9, dtype=torch.int64, device=cuda),
+    )
+    greedy_pick(logits, slots, tokens, last)
+    expected = (logits == logits.max(1, keepdim=True).values).int().argmax(1)
+    assert torch.equal(tokens, expected)
+    assert torch.equal(last[slots], expected)

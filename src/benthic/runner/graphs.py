@@ -22,6 +22,7 @@ from benthic.attention.interface import Attention
 from benthic.common.layout import ceil_div
 from benthic.config import RunnerConfig
 from benthic.forward import ForwardBatch, StepInput
+from benthic.kernels.greedy_pick import greedy_pick
 from benthic.runner.graph_memory import logger, memory_profile, memory_table, reserved_bytes
 from benthic.runner.graph_rows import CUDA_TOKENS, graph_rows, prompt_keys
 from benthic.runner.static_buffers import StaticBuffers
@@ -240,7 +241,7 @@ class DecodeGraphs:
             num_decode=size,
             max_seq_len=self._shape.max_seq_len,
             max_query_len=0,
-            input_ids=self._last_tokens.index_select(0, slots),
+            input_ids=self._last_tokens.gather(0, slots),
             positions=self._rows[_POSITIONS, :size],
             kv_slots=self._rows[_KV_SLOTS, :size],
             seq_lens=self._rows[_SEQ_LENS, :size].to(torch.int32),
@@ -253,9 +254,7 @@ class DecodeGraphs:
         if self._hidden is None or self._logits is None:  # the first forward is the largest size, before any capture
             self._hidden = self.buffers.allocate("hidden", (self.sizes[-1], hidden.shape[1]), hidden.dtype)
             self._logits = self.buffers.allocate("logits", (self.sizes[-1], logits.shape[1]), torch.float32)
-        tokens = torch.argmax(logits, dim=-1)
-        self._last_tokens.index_copy_(0, slots, tokens)
+        greedy_pick(logits, slots, self._tokens[:size], self._last_tokens)
         # copies, so that the pool may reuse each graph's own outputs for the next smaller one
         self._hidden[:size].copy_(hidden)
         self._logits[:size].copy_(logits)
-        self._tokens[:size].copy_(tokens)
