@@ -131,8 +131,8 @@ def tiers_engine(model: Model, work: Work, folder: Path) -> BenchEngine:
     pages = model.pages_a_rank(4 * -(-work.tier_tokens // PAGE), 4)
     on_gpu = model.device.type == "cuda"
     return model.engine(
-        l1_pages=pages, max_running=1, graph_batch_sizes="1,64", l2_size="8GiB" if on_gpu else "64MiB", l3_dir=str(folder),
-        l3_size="8GiB" if on_gpu else "128MiB",
+        l1_pages=pages, max_running=1, graph_batch_sizes="1,64", l2_size="8GiB" if on_gpu else "64MiB",
+        l3_dir=str(folder), l3_size="8GiB" if on_gpu else "128MiB",
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class BenchEngine:
                 on_first()
             if not self.engine.computing:
                 break
-            time.sleep(self.engine.pause_s)  # as the engine's own loop does: spinning would take readers' turns from them
+            time.sleep(self.engine.pause_s)  # as the engine's own loop: spinning takes the disk readers' turns
             replies = self.engine.tick([])
         return Ran(list(out.values()), first, time.perf_counter() - start, cached, early)
 
