@@ -167,11 +167,12 @@ class RawDisk:
 
         return self._run(num_slots, depth, move, sync)
 
-    def read(self, num_slots: int, depth: int) -> float:
-        """Read slots 0 … into the frames; returns GB/s."""
+    def read(self, num_slots: int, depth: int, first: int = 0) -> float:
+        """Read slots `first` … into the frames 0 …; returns GB/s."""
 
         def move(slot: int, header: memoryview) -> None:
-            assert os.preadv(self._fd, [header, self._frames.frame(slot)], slot * self._size) == self._size
+            offset = (first + slot) * self._size
+            assert os.preadv(self._fd, [header, self._frames.frame(slot)], offset) == self._size
 
         return self._run(num_slots, depth, move, lambda: None)
 

@@ -3,10 +3,11 @@
 `python -m benchmarks.dsa [--config FILE] [--shared] [--kv-dtype fp8] [--only PART …] [--peer] [--profile] [--json]`;
 parts: prefill, decode, tiers. The default config is `data/glm_dsa_8b.json` on a GPU and `data/tiny_dsa.json` on a CPU;
 `--shared` shares selections between layers as GLM-5.2 does. Keys: `prefill_<tokens>_per_s`, `decode_b<batch>_per_s`,
-`decode_b<batch>_step_ms`, `cold_s`, `l1_s`, `l2_s`, `l3_s`, `l3_floor_s` (raw reads of the same bytes), `l3_reloads`
-(0: the engine chose to compute), `peer_prefill_per_s`, `peer_decode_b1_per_s`. A repeated prompt must get the same
-answer from every tier. `--peer` runs transformers on the same shape, eager, to tell whether the card is in its usual
-state; `--profile` shows the kernels instead of the figures.
+`decode_b<batch>_step_ms`, `cold_s`, `l1_s`, `l2_s`, `l3_s`, `l3_floor_s` (raw reads of as many bytes), by depth
+`l3_raw_gb_per_s`, `l3_reloads`, by round `l3_read_s`, `l3_computed_s` (the engine chose to), `l3_read_tokens` and
+`l3_over_cold`, `peer_prefill_per_s`, `peer_decode_b1_per_s`. A repeated prompt must get the same answer from every
+tier. `--peer` runs transformers on the same shape, eager, to tell whether the card is in its usual state; `--profile`
+shows the kernels instead of the figures.
 
 `--cp N [--ep]` runs one rank, then N: over NCCL with a GPU each, else over gloo on what they share, which is for
 correctness alone. Prefill of 32k and 128k, decode, with `--only tiers` the tiers, and `equal`: benthic-tiny must answer

@@ -138,38 +138,43 @@ def tiers_engine(model: Model, work: Work, folder: Path) -> BenchEngine:
 
 def measure_tiers(engine: BenchEngine, model: Model, work: Work, figures: Figures, folder: Path) -> None:
     """First token of one long prompt: cold, and with its prefix in each tier. `engine`: of `tiers_engine`."""
-    times = first_tokens(engine, work.tier_tokens, work.repeats, exact=model.device.type == "cpu")
+    seen = first_tokens(engine, work.tier_tokens, work.repeats, exact=model.device.type == "cpu")
     state = engine.engine.state()
     for kind in KINDS:
-        timing = Timing.of(times[kind])
+        timing = Timing.of(seen.seconds[kind])
         label = f"first token of {work.tier_tokens:,}, {kind.upper() if kind != 'cold' else kind}"
         figures.add(f"{kind}_s", timing.median_s, label, timing.describe())
-    disk = state.disks[0]
+    disk, owners = state.disks[0], model.ranks.layout.cp_size
     num_pages = work.tier_tokens // PAGE
-    floor, depth = raw_read_s(folder, disk.slot_bytes, num_pages)
-    figures.values |= {"l3_floor_s": floor, "l3_reloads": state.tiers.reloads}
-    read = f"{state.tiers.reloads} reloads" if state.tiers.reloads else "not one reload: computing is faster"
+    rates = raw_rates(folder, disk.slot_bytes, num_pages // owners)
     size = num_pages * disk.slot_bytes
-    expected = disk.us_per_page_read * num_pages / 1e6
-    rate = f"{size / floor / 1e9:.2f} GB/s at depth {depth}"
-    raw = f"raw reads of {size / 1e9:.2f} GB: {floor:.3f} s ({rate})"
-    l3_s = Timing.of(times["l3"]).median_s
-    ratios = f"L3 took {l3_s / floor:.2f} of that and {l3_s / Timing.of(times['cold']).median_s:.2f} of cold"
-    figures.rows.append(("disk", f"{raw}; the store expects {expected:.3f} s; {read}; {ratios}"))
+    floor = size / (max(rates.values()) * 1e9)
+    figures.values |= {"l3_floor_s": floor, "l3_reloads": state.tiers.reloads, **seen.choice()}
+    figures.values["l3_raw_gb_per_s"] = {str(depth): rate for depth, rate in rates.items()}
+    depths = ", ".join(f"{rate:.2f} at {depth}" for depth, rate in rates.items())
+    raw = f"raw reads of {size / 1e9:.2f} GB: {floor:.3f} s (GB/s by depth: {depths})"
+    expected = disk.us_per_page_read * ceil_div(num_pages, owners) / 1e6
+    store = f"the store expects {expected:.3f} s" if expected else "the store's rate is not known"
+    l3_s = Timing.of(seen.seconds["l3"]).median_s
+    figures.rows.append(("disk", f"{raw}; {store}; L3 took {l3_s / floor:.2f} of that"))
+    figures.rows.append(("L3 by round", seen.describe_choice()))
 
 
-def raw_read_s(folder: Path, slot_bytes: int, num_slots: int) -> tuple[float, int]:
-    """Seconds that reading so many slots takes at the disk's own rate, and the depth at which it is reached."""
+def raw_rates(folder: Path, slot_bytes: int, num_slots: int) -> dict[int, float]:
+    """GB/s of raw reads by depth, over the first `num_slots` slots of a file, which nobody has read since they were
+    written: each depth reads a part of its own, since a disk behind a cache would give what it has just given faster.
+    """
     slab = max(folder.rglob("slab-*.dat"), key=lambda path: path.stat().st_size)
     geometry = FrameGeometry(slot_bytes - 4096, 1, (("all", slot_bytes - 4096),))
-    there = min(num_slots, slab.stat().st_size // slot_bytes)
-    disk = RawDisk(slab, geometry, Frames(there, geometry.frame_bytes))
+    part = min(num_slots, slab.stat().st_size // slot_bytes) // len(RAW_DEPTHS)
+    frames = Frames(part, geometry.frame_bytes)
+    for index in range(part):  # fault the memory in: the first depth would pay for it
+        frames.frame(index)[:] = bytes(geometry.frame_bytes)
+    disk = RawDisk(slab, geometry, frames)
     try:
-        rates = {depth: disk.read(there, depth) for depth in RAW_DEPTHS}
+        return {depth: disk.read(part, depth, first=i * part) for i, depth in enumerate(RAW_DEPTHS)}
     finally:
         disk.close()
-    depth = max(rates, key=lambda d: rates[d])
-    return num_slots * slot_bytes / (rates[depth] * 1e9), depth
 
 
 def measure_peer(model: Model, work: Work, figures: Figures) -> None:

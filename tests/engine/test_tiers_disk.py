@@ -7,7 +7,7 @@ import pytest
 from benthic.engine.core import PATIENT_S
 from benthic.engine.request import State
 from benthic.engine.tier_workers import TierWorkers
-from benthic.kvcache.commands import FAILED, ClearDisk, Drain, Lookup, Reload, Spill, Stream, Touch
+from benthic.kvcache.commands import FAILED, ClearDisk, Completion, Drain, Lookup, Reload, Spill, Stream, Touch
 from benthic.messages import Abort, FlushCache, FlushDone, QueryState, Shutdown
 from tests.support.engine_driver import Driver
 from tests.support.fake_runner import greedy
@@ -207,6 +207,36 @@ def test_what_is_read_slower_than_computed_is_not_waited_for():
     d.run(d.submit(1, PROMPT))
     assert d.core.counters.holds == 1
     assert d.seen[1].by_tier == (0, 0, 32)
+
+
+@pytest.mark.parametrize(("read_us", "from_disk"), [(2000, 8), (1000, 32)])
+def test_a_disk_whose_rate_is_not_known_is_measured_by_the_first_pages(read_us: int, from_disk: int):
+    """The rate is there when the sample's answer is fetched, and not before: the same tick must decide by it."""
+    d = reopened(PROMPT, reload_sample_pages=2)
+    disk = d.disk
+    assert disk is not None
+    fetch = disk.poll
+
+    def poll() -> list[Completion]:
+        done = fetch()
+        if any(c.op in d.core.state.ops.of(Stream.RELOAD) for c in done):
+            disk.us_per_page_read = read_us
+        return done
+
+    disk.poll = poll  # type: ignore[method-assign]
+    d.engine._rate.measured(64, 64 * 400e-6)  # 1600 µs a page of 4
+    d.run(d.submit(1, PROMPT))
+    assert (d.seen[1].tokens, d.seen[1].by_tier) == (greedy(PROMPT, 4), (0, 0, from_disk))
+    assert d.core.counters.reloads == 1 + (from_disk == 32)
+    d.assert_no_leak()
+
+
+def test_a_page_of_a_sequence_takes_an_owners_time_over_the_owners():
+    disk = Recorder()
+    assert TierWorkers(rank=1, num_owners=4, disk=disk).read_us_per_page == 0  # type: ignore[arg-type]
+    disk.us_per_page_read = 1001
+    assert TierWorkers(rank=1, num_owners=4, disk=disk).read_us_per_page == 251  # type: ignore[arg-type]
+    assert TierWorkers(rank=1, num_owners=1, disk=disk).read_us_per_page == 1001  # type: ignore[arg-type]
 
 
 def test_a_preempted_request_is_not_held_again():

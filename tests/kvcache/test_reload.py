@@ -18,6 +18,7 @@ def driver(
     inflight: int = 4,
     least: int = 1,
     marks: bool = True,
+    sample: int = 16,
 ) -> CoreDriver:
     config = CoreConfig(
         num_owners=owners,
@@ -31,6 +32,7 @@ def driver(
         reload_min_pages=least,
         reload_timeout_us=TIMEOUT_US,
         reload_marks=marks,
+        reload_sample_pages=sample,
     )
     return CoreDriver(config)
 
@@ -287,14 +289,6 @@ def test_room_is_made_by_plan() -> None:
     d.settle()
     _, reload = reading(d, prompt(2, 16))
     assert (len(reload.frames), d.core.counters.evicted_l2) == (16, 32)
-
-
-def test_computing_that_is_faster_than_reading_is_not_held() -> None:
-    d = driver()
-    d.core.begin_tick(1, 1, read_us_per_page=300, compute_us_per_page=299)
-    assert d.core.hold(1, prompt(1, 20), 20) is None
-    d.core.begin_tick(2, 2, read_us_per_page=300, compute_us_per_page=300)
-    assert d.core.hold(2, prompt(1, 20), 20) is not None
 
 
 # --- following --------------------------------------------------------------------------------------------------------

@@ -57,6 +57,17 @@ def test_mixed_steps_equal_plain_recomputation(bench: Bench) -> None:
         assert tokens == bench.model.greedy(prompt_of(slot, lengths[slot]), len(tokens))
 
 
+def test_a_chunk_is_timed_without_touching_anybodys_state(bench: Bench) -> None:
+    script = Script()
+    script.add(1, prompt_of(1, 33))
+    tokens = [bench.runner.submit(script.step(prefill=[(1, 33)])).result().tokens[0]]
+    num_tokens, seconds = bench.runner.time_chunk()
+    assert num_tokens > 0
+    assert seconds > 0
+    tokens += [bench.runner.submit(script.step(decode=[1])).result().tokens[0] for _ in range(4)]
+    assert tokens == bench.model.greedy(prompt_of(1, 33), 5)
+
+
 def test_a_chunk_that_ends_no_prompt_samples_nothing(bench: Bench) -> None:
     script = Script()
     script.add(0, prompt_of(0, 30))

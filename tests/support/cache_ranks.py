@@ -59,6 +59,7 @@ def core_config(scenario: Scenario) -> CoreConfig:
         reload_max_inflight=3,
         reload_timeout_us=(8_000, 3_000, 20_000)[scenario.seed % 3],
         reload_marks=scenario.seed % 2 == 0,
+        reload_sample_pages=max(1, 4 // n),
     )
 
 
@@ -99,6 +100,7 @@ class Rank:
         self.tick = 0
         self.next_id = 0
         self.seen: Summary = {"ticks": 0, "suspended": 0, "drains": 0, "disk_flushes": 0, "landed": 0}
+        self.seen |= {"samples": 0, "second_parts": 0}
 
     def turns(self) -> Turns:
         """All ticks, then what is left until nothing is in flight."""
@@ -134,7 +136,9 @@ class Rank:
         agreed = self.agreed(windows, least)
         for end in agreed:
             del self.worker.seen[end.op], self.reported[end.op]
-        rates = [(0, 0), (100, 300), (100, 100), (300, 100)][self.tick // 40 % 4]
+        rates = [(0, 0), (100, 300), (0, 300), (300, 100), (0, 300)][self.tick // 40 % 5]
+        if rates == (0, 300) and self.tick % 8 < 4:  # now and then the disk's rate is known: good, or bad
+            rates = ((100, 500)[self.tick % 8 == 3], 300)
         core.begin_tick(self.tick, self.now_us, agreed, read_us_per_page=rates[0], compute_us_per_page=rates[1])
         self._note()
 
@@ -162,7 +166,10 @@ class Rank:
         seen["suspended"] += core.spills.suspended
         seen["drains"] += len(core.state.ops.of(Stream.DRAIN))
         seen["disk_flushes"] += len(core.flushes.take_done())
-        seen["landed"] += any(hold.node is not None for hold in core.reloads.holds.values())
+        holds = core.reloads.holds.values()
+        seen["landed"] += any(hold.node is not None for hold in holds)
+        seen["samples"] += any(hold.sampled and not hold.started for hold in holds)
+        seen["second_parts"] += any(hold.sampled and hold.started for hold in holds)
 
     def _end(self, failing: float) -> None:
         core, worker = self.core, self.worker

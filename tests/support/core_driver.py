@@ -26,6 +26,7 @@ class CoreDriver:
         self.core = CacheCore(config)
         self.ticks = 0
         self.now_us = 0
+        self.rates = (0, 0)  # µs a page, reading and computing, as rank 0 tells them
         self.next_id = 0
         self.commands: list[Command] = []
 
@@ -33,7 +34,9 @@ class CoreDriver:
         """One tick in which these operations end; gives its commands."""
         self.ticks += 1
         self.now_us += us
-        self.core.begin_tick(self.ticks, self.now_us, [Agreed(op, value) for op, value in ends])
+        agreed = [Agreed(op, value) for op, value in ends]
+        read, compute = self.rates
+        self.core.begin_tick(self.ticks, self.now_us, agreed, read_us_per_page=read, compute_us_per_page=compute)
         self.core.end_tick()
         return self.take()
 

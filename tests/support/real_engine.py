@@ -11,6 +11,7 @@ from benthic.config import options_from_mapping, resolve
 from benthic.engine.build import build_engine
 from benthic.kvcache import page_hashes, root_hash
 from benthic.messages import FlushCache, Outputs, SamplingParams, Submit
+from benthic.tiers.disk.io import DiskIO
 from benthic.weights.locate import locate
 
 
@@ -25,10 +26,11 @@ class Told:
 class RealEngine:
     """Use as a context manager, so that the floor's files are free for the next one."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, *, disk_io: DiskIO | None = None, **options: object) -> None:
+        """`disk_io` stands in for the system's under L3."""
         given = {"model": str(folder), "device": "cpu", "dtype": "float32", "page_size": 16, "seed": 1, **options}
         config = resolve(options_from_mapping(given, "test")).engine
-        self.engine, self.ready = build_engine(config, locate(str(folder)))
+        self.engine, self.ready = build_engine(config, locate(str(folder)), disk_io=disk_io)
         self._next = 0
 
     def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = 6) -> list[Told]:

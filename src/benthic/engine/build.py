@@ -34,7 +34,7 @@ from benthic.tiers.device.pool import allocate_pools, available_memory, bytes_pe
 from benthic.tiers.disk.io import DiskIO
 from benthic.tiers.host.layout import FrameLayout, PayloadLayout
 from benthic.weights.locate import Source
-from benthic.weights.model_config import ModelShape
+from benthic.weights.model_config import LlamaConfig, ModelShape
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def assemble(
     compare(ranks, _facts(config, namespace, device))
     # Sizes are settled twice: before the weights load, so that what can't fit is refused at once, and with what they
     # leave.
-    machine = _machine(config, kv, shape.max_position, ranks)
+    machine = _machine(config, kv, shape, ranks)
     sizes = derive(config, machine)
     demand_room(sizes.l1_pages, kv.page_bytes, device, machine.available_bytes)
     names = config.runner.attention_backend
@@ -162,7 +162,7 @@ def _load(
         progress("weights", done, total)
 
     model = load_model(checkpoint, device, kv.formats.dtype, weights_progress, place, ranks.group)
-    sizes = derive(config, _machine(config, kv, shape.max_position, ranks))
+    sizes = derive(config, _machine(config, kv, shape, ranks))
     pools = allocate_pools(kv.payloads, sizes.l1_pages, device)
     spec = kv.attention_spec(shape, page_size, sizes)
     info = RunnerInfo(
@@ -206,7 +206,7 @@ def _engine(
     if config.cache.placement_assert:
         logger.warning("BENTHIC_PLACEMENT_ASSERT: comparing the ranks' states costs two collectives a tick")
     core = CacheCore(core_config(config.cache, limits, tiers, sizes.l1_pages, ranks.layout.cp_size))
-    return EngineCore(
+    engine = EngineCore(
         limits,
         core,
         runner,
@@ -214,6 +214,9 @@ def _engine(
         control=ranks.control,
         placement_assert=config.cache.placement_assert,
     )
+    if core.config.disk:  # the same on all ranks, whose steps go together
+        engine.note_prefill(*runner.time_chunk())
+    return engine
 
 
 def _rank_rows(ranks: Ranks) -> tuple[Derived, ...]:
@@ -262,7 +265,7 @@ def _ready(
     )
 
 
-def _machine(config: EngineConfig, kv: _KV, max_position: int, ranks: Ranks) -> Machine:
+def _machine(config: EngineConfig, kv: _KV, shape: ModelShape, ranks: Ranks) -> Machine:
     """What the rank that has least can give; all call it together."""
     place = ranks.layout
     ranks.barrier()  # all have loaded what they load
@@ -271,13 +274,14 @@ def _machine(config: EngineConfig, kv: _KV, max_position: int, ranks: Ranks) -> 
         available //= place.local_size
     else:
         available //= ceil_div(place.local_size, torch.cuda.device_count())  # ranks that share the device
+    available -= unpacked_bytes(config, kv.formats, shape, kv.device)
     if place.cp_size > 1:
-        available = max(0, available - _work_bytes(config, kv, max_position))
+        available -= _work_bytes(config, kv, shape.max_position)
     return Machine(
         on_gpu=kv.device.type == "cuda",
-        available_bytes=ranks.least(available),
+        available_bytes=ranks.least(max(0, available)),
         bytes_per_page=kv.page_bytes,
-        model_max_position=max_position,
+        model_max_position=shape.max_position,
         num_lanes=place.cp_size,
     )
 
@@ -288,6 +292,15 @@ def _work_bytes(config: EngineConfig, kv: _KV, max_position: int) -> int:
     tokens = (config.model.max_context or max_position) + (config.scheduler.chunk_tokens or GPU_CHUNK_TOKENS)
     pages = ceil_div(tokens, config.cache.page_size)
     return WORK_COPIES * pages * sum(payload.slice_bytes for payload in kv.payloads)
+
+
+def unpacked_bytes(config: EngineConfig, formats: KVFormats, shape: ModelShape, device: torch.device) -> int:
+    """What prefill over fp8 latents takes beside L1 on a GPU: those of one layer and context, as numbers."""
+    if isinstance(shape, LlamaConfig) or not formats.target_fp8 or device.type != "cuda":
+        return 0
+    size = config.cache.page_size
+    tokens = ceil_div(config.model.max_context or shape.max_position, size) * size
+    return tokens * (shape.kv_lora_rank + shape.qk_rope_head_dim) * formats.dtype.itemsize
 
 
 def pick_device(wanted: str, place: ParallelLayout) -> tuple[torch.device, str]:

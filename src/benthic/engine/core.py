@@ -105,6 +105,7 @@ class EngineCore:
         """One turn: take in `messages` and finished steps, launch the next step. Raises what a forward raised."""
         results = self._collect()
         started = self._clock()
+        self._poll()  # before the rate is read: a reload that is over has its reads in the rate of the same tick
         frame = TickFrame(
             now_us=int(started * 1e6),
             messages=tuple(messages),
@@ -118,7 +119,9 @@ class EngineCore:
     def follow(self, frame: TickFrame) -> None:
         """The turn that rank 0 has told of. Raises what a forward raised, and PeerLost."""
         results = tuple(self._take(tokens) for tokens in frame.taken)
-        self._turn(frame, results, self._clock())
+        started = self._clock()
+        self._poll()
+        self._turn(frame, results, started)
 
     def _turn(self, frame: TickFrame, results: tuple[StepResult, ...], started: float) -> list[FromEngine]:
         self.tick_count += 1
@@ -166,12 +169,15 @@ class EngineCore:
 
     # --- the tiers below ----------------------------------------------------------------------------------------------
 
+    def _poll(self) -> None:
+        if self.scheduler.core.in_flight:
+            self.workers.poll()
+
     def _agree(self, now_us: int) -> tuple[Agreed, ...]:
         """What is over on every rank; the only collective of a tick, and none with nothing in flight."""
         core, workers = self.scheduler.core, self.workers
         if not core.in_flight:  # replicated: every rank skips it together
             return ()
-        workers.poll()
         workers.report_now(core.overdue(now_us))
         agreed = agree(core.windows(), workers.seen, self._control_group.min_reduce)
         workers.forget([a.op for a in agreed])
@@ -231,6 +237,10 @@ class EngineCore:
         output = pending.result()
         self._measure(plan)
         return StepResult(plan=plan, output=output if tokens is None else replace(output, tokens=tokens))
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A prefill has taken so long: known from the start, as a prefix on disk may come with the first request."""
+        self._rate.measured(num_tokens, seconds)
 
     def _measure(self, plan: StepPlan) -> None:
         """The step has ended: how fast did it compute its prompts?"""

@@ -6,7 +6,7 @@ Rank-local: what is known here no other rank knows, until `agree` has made it kn
 from collections.abc import Sequence
 from typing import Protocol
 
-from benthic.common.layout import owner_of
+from benthic.common.layout import ceil_div, owner_of
 from benthic.forward import LayerHooks
 from benthic.kvcache.commands import (
     DONE,
@@ -130,8 +130,8 @@ class TierWorkers:
 
     @property
     def read_us_per_page(self) -> int:
-        """The disk's recent time a page; 0: nothing read yet."""
-        return 0 if self._disk is None else self._disk.us_per_page_read
+        """Recent time a page of a sequence, whose pages all owners read side by side; 0: not known."""
+        return 0 if self._disk is None else ceil_div(self._disk.us_per_page_read, self._num_owners)
 
     def close(self, finish_by_s: float = 0.0) -> bool:
         """End the threads; the disk may take so long to make durable what it was given. The runner is closed before.

@@ -51,7 +51,7 @@ def _parts(core: "CacheCore") -> Iterator[bytes]:
     yield f"{[(op, hold and hold.seq_id) for op, hold in reloads.reading.items()]}".encode()
     for hold in reloads.holds.values():
         where = (hold.seq_id, hold.limit, hold.bound_us, hold.phase.name, hold.op, hold.found)
-        past = (hold.looked_up, hold.started, hold.wanted_copy, [landed.counts for landed in hold.landed])
+        past = (hold.looked_up, hold.sampled, hold.started, hold.wanted_copy, [landed.counts for landed in hold.landed])
         yield f"{where} {past} {hold.landed_first} {hold.landed_end} {hold.node and hold.node.id}".encode()
     for run in sorted(core.runs, key=lambda run: run.seq_id):
         yield f"{run.seq_id} {run.node.id} {run.num_cached} {run.pages} {run.age} {run.load_backs}".encode()

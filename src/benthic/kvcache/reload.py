@@ -4,6 +4,9 @@ A hold goes: queued (its turn has not come, or the copy of its attach point in L
 -> landed. Or it follows another hold's reload that brings its first missing page, and then looks again. Whatever fails
 ends in `done` with nothing landed: the request computes. A hold locks nothing in L1; what has landed is locked in L2
 until the request is admitted, gone or past its bound.
+
+Where nobody knows how fast the disk reads, a long reload comes in two parts: a sample of few pages, by which rank 0
+measures it, then the rest or nothing (docs/decisions/0010-a-sample-before-a-long-reload.md).
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from benthic.kvcache.tree import Node
 
 MOST_PAGE_US = 100_000  # … and at most this: a rate measured across a hang is none
 LEAST_PAGE_US = 1_000  # a deadline allows at least this for a page, and twice the measured rate
+SAMPLE_US = 100_000  # a sample may take so long, or an eighth of what computing all would take
 
 
 class Phase(Enum):
@@ -51,7 +55,8 @@ class Hold:
     op: OpId = 0  # the lookup, the reload, or the reload followed
     found: int = 0  # what the lookup vouches for: up to this absolute index
     looked_up: bool = False
-    started: bool = False  # it has had its one reload
+    sampled: bool = False  # it has had its sample, which measures the disk
+    started: bool = False  # it has had its one reload, but for the sample
     wanted_copy: bool = False  # of the attach point in L2
     landed_first: int = 0  # pages [first, end) came from the disk for this request
     landed_end: int = 0
@@ -93,7 +98,7 @@ class Reloads:
         missing = limit - s.tree.match(hashes, limit)
         if not config.disk or self.stopped or missing < max(1, config.reload_min_pages):
             return None
-        if self._slower_than_computing(missing) or self._only_drains_left():
+        if self._slower_than_computing() or self._only_drains_left():
             return None
         hold = Hold(seq_id, hashes, limit, s.now_us + self._deadline_us(missing))
         self.holds[seq_id] = hold
@@ -160,6 +165,9 @@ class Reloads:
         if missing < max(1, s.config.reload_min_pages) or hold.started or self.stopped:
             hold.phase = Phase.DONE
             return
+        if self._slower_than_computing():  # a sample has told, or another's reload
+            hold.phase = Phase.DONE
+            return
         if (other := self.bringing.get(hold.hashes[end])) is not None:
             hold.phase, hold.op = Phase.FOLLOWING, other
             return
@@ -194,12 +202,14 @@ class Reloads:
         s.commands.append(Lookup(op=op.id, first=first, hashes=hashes))
 
     def _read(self, hold: Hold, attach: Node, num_pages: int) -> None:
-        """Reserve frames and read; where fewer can be had, fewer pages."""
+        """Reserve frames and read; where fewer can be had, or the disk is to be measured first, fewer pages."""
         s, tree = self.state, self.state.tree
-        first = attach.end
+        first, missing = attach.end, num_pages
         assert attach.l2 is not None
         tree.l2.lock(attach.l2)  # until the insert
         num_pages = min(num_pages, self._fitting(first))
+        if is_sample := not hold.sampled and self._wants_sample(num_pages):
+            num_pages = self._sample_pages
         frames, counts = None, owner_counts(first, num_pages, s.config.num_owners)
         if num_pages >= max(1, s.config.reload_min_pages):
             frames = s.reserve_l2(first, num_pages, counts)
@@ -209,11 +219,12 @@ class Reloads:
             return
         op = s.ops.issue(Stream.RELOAD, first, num_pages, attach)
         op.frames, op.hashes = frames, tuple(hold.hashes[first : first + num_pages])
-        op.deadline_us = s.now_us + self._deadline_us(num_pages)
+        op.deadline_us = s.now_us + (self._sample_us(missing) if is_sample else self._deadline_us(num_pages))
         self._count_frames(counts, 1)
         self.reading[op.id] = hold
         self.bringing |= dict.fromkeys(op.hashes, op.id)
-        hold.phase, hold.op, hold.started = Phase.READING, op.id, True
+        hold.phase, hold.op = Phase.READING, op.id
+        hold.sampled, hold.started = hold.sampled or is_sample, not is_sample
         s.commands.append(Reload(op=op.id, first=first, frames=frames, hashes=op.hashes))
 
     # --- settling -----------------------------------------------------------------------------------------------------
@@ -243,7 +254,8 @@ class Reloads:
         for hold in self.holds.values():
             if hold.op == op.id and hold.phase in (Phase.FOLLOWING, Phase.READING):
                 self._land(hold, op, end, landed)
-                hold.phase = Phase.DONE if hold is starter else Phase.QUEUED  # who followed looks for what is left
+                ends = hold is starter and (hold.started or self._sample_failed(op, count, overdue))
+                hold.phase = Phase.DONE if ends else Phase.QUEUED  # who followed looks for what is left
         if landed.users:
             self._count_frames(landed.counts, 1)
         assert op.bottom.l2 is not None
@@ -341,9 +353,31 @@ class Reloads:
         s = self.state
         return s.config.reload_timeout_us + num_pages * min(MOST_PAGE_US, max(LEAST_PAGE_US, 2 * s.read_us_per_page))
 
-    def _slower_than_computing(self, num_pages: int) -> bool:
+    def _slower_than_computing(self) -> bool:
+        """As far as both rates are known. Reading must be faster by an eighth: a copy to L1 comes on top of it."""
         s = self.state
-        return 0 < s.compute_us_per_page < s.read_us_per_page
+        return 0 < 7 * s.compute_us_per_page < 8 * s.read_us_per_page
+
+    # --- the sample ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _sample_pages(self) -> int:
+        config = self.state.config
+        return max(config.reload_min_pages, config.reload_sample_pages * config.num_owners)
+
+    def _wants_sample(self, num_pages: int) -> bool:
+        """Whether reading is to be weighed against computing, and nobody knows how fast it is; a short reload tells."""
+        s = self.state
+        return bool(s.compute_us_per_page) and not s.read_us_per_page and num_pages >= 2 * self._sample_pages
+
+    def _sample_us(self, missing: int) -> int:
+        """How long a sample may take, of a suffix of `missing` pages: a disk that hangs shows early here."""
+        most = max(SAMPLE_US, missing * self.state.compute_us_per_page // 8)
+        return min(most, self._deadline_us(self._sample_pages))
+
+    def _sample_failed(self, op: Operation, count: int, overdue: bool) -> bool:
+        """A sample with a bad page, or too slow; whole in the last moment it may have no rate yet, and is too slow."""
+        return count < op.num_pages or (overdue and not self.state.read_us_per_page)
 
     def _count_frames(self, counts: tuple[int, ...], sign: int) -> None:
         self.held_frames = [held + sign * count for held, count in zip(self.held_frames, counts, strict=True)]

@@ -32,6 +32,7 @@ class CoreConfig:
     reload_max_inflight: int = 8  # operations, draining ones included
     reload_timeout_us: int = 2_000_000
     reload_min_pages: int = 1
+    reload_sample_pages: int = 16  # of each owner, read first while the disk's rate is not known
     reload_marks: bool = True  # reloaded pages count as on disk; False: some lie in another owner's file, and move
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class CoreState:
     counters: Counters = field(default_factory=Counters)
     tick: int = 0
     now_us: int = 0  # the tick clock
-    read_us_per_page: int = 0  # rank 0's measured rates, broadcast; 0: not known
+    read_us_per_page: int = 0  # rank 0's measured rates, broadcast; 0: not known. Of a sequence's page: all owners read
     compute_us_per_page: int = 0
     admissions: int = 0  # runs opened so far; the number of one is the age of its pages on disk
 

@@ -6,6 +6,7 @@ On CUDA the thread only queues work and is soon ahead of the device; on a CPU it
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from benthic.runner.graphs import DecodeGraphs, Model, RunnerShape, graph_sizes,
 from benthic.runner.interface import RunnerInfo
 from benthic.runner.sampler import Sampler
 from benthic.runner.streams import new_stream
-from benthic.runner.warmup import warmup_steps
+from benthic.runner.warmup import scratch_prefill, warmup_steps
 
 MAX_OUTSTANDING = 2
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -165,6 +166,12 @@ class ModelRunner:
             progress("warm-up", done, len(steps))
             self.submit(step).result()
         progress("warm-up", len(steps), len(steps))
+
+    def time_chunk(self) -> tuple[int, float]:
+        """Tokens of a whole chunk without a context, and the seconds that its prefill takes once warmed up."""
+        started = time.perf_counter()
+        self.submit(scratch_prefill(self._shape, self._chunk_tokens)).result()
+        return self._chunk_tokens, time.perf_counter() - started
 
     def close(self) -> None:
         """Finish what is queued, end the thread and let go of device memory. Results not yet taken can still be."""

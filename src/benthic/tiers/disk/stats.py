@@ -12,7 +12,8 @@ logger = logging.getLogger(__name__)
 
 LOG_PERIOD_S = 10.0
 READ_FAULTS = ("io", "checksum", "foreign", "torn", "length", "overtaken")
-_RECENT = 1 / 32  # weight of the newest page in the average time of a page
+_RECENT_PAGES = 32  # the time of a page is a plain mean over so many, then the newest has one part of so many
+LEAST_PAGES = 8  # of fewer the first one's latency says more than the rate
 RATE_HOLDS_S = 30.0  # after the last page: a disk that hung once would else be thought slow, and so unread, for ever
 _KIND = {
     Verdict.EMPTY: "torn",
@@ -38,6 +39,7 @@ class Counts:
         self._totals: Counter[str] = Counter()
         self._faults: Counter[str] = Counter(dict.fromkeys(READ_FAULTS, 0))
         self._page_s = 0.0
+        self._num_recent = 0  # pages in `_page_s`, at most _RECENT_PAGES
         self._last_page_s = 0.0
         self.last_error = ""
 
@@ -59,17 +61,20 @@ class Counts:
             self._totals["reloaded_bytes"] += num_bytes
             # Reads overlap: a page has cost the time since the page before it, or since it began if that is shorter.
             cost = now - max(began_s, self._last_page_s)
-            known = self._page_s and now - self._last_page_s < RATE_HOLDS_S
+            if now - self._last_page_s >= RATE_HOLDS_S:
+                self._num_recent = 0
             self._last_page_s = now
-            self._page_s += (cost - self._page_s) * (_RECENT if known else 1.0)
+            self._num_recent = min(self._num_recent + 1, _RECENT_PAGES)
+            self._page_s += (cost - self._page_s) / self._num_recent
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]
 
     @property
     def us_per_page_read(self) -> int:
-        """Recent time a page while reading, in microseconds; 0: nothing read yet, or not for `RATE_HOLDS_S`."""
-        if not self._page_s or self._clock() - self._last_page_s >= RATE_HOLDS_S:
+        """Recent time a page while reading, in µs; 0: fewer than `LEAST_PAGES` so far, or none for `RATE_HOLDS_S`."""
+        # No lock: the scheduler's thread asks in every tick. The time first: with a new one the count is new as well.
+        if self._clock() - self._last_page_s >= RATE_HOLDS_S or self._num_recent < LEAST_PAGES:
             return 0
         return max(1, round(self._page_s * 1e6))
 
