@@ -1,6 +1,8 @@
 """The GPU's latent backend, on a CPU over the kernels' references, beside the torch backend."""
 
 import dataclasses
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,35 @@ def test_any_mixture_of_rows_agrees_with_the_torch_backend(
 @pytest.mark.parametrize(("num_decode", "seq_lens", "query_lens"), MIXTURES)
 def test_without_an_indexer_all_is_dense(num_decode: int, seq_lens: list[int], query_lens: list[int]) -> None:
     agree(step_case(latent_spec(CPU, topk=None), seq_lens, query_lens, num_decode))
+
+
+@pytest.mark.parametrize("topk", [24, None])
+def test_a_row_that_reads_its_fp8_context_more_than_once_over_has_it_unpacked(
+    topk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for both of its stretches, one copy at a time; the others read codes."""
+    case = step_case(latent_spec(CPU, topk=topk, fp8=True), [30, 24, 90, 130, 40], [1, 1, 2, 30, 30], 1)
+    backend = case.new_backend(TritonLatentBackend)
+    write(backend, case.step)
+    selected = select(backend, case.step)
+    made: list[weakref.ref[torch.Tensor]] = []
+    unpack = latent_triton.latent_unpack
+
+    def watched(latents: torch.Tensor, *rest: Any, **given: Any) -> torch.Tensor:
+        assert all(scratch() is None for scratch in made)
+        scratch = unpack(latents, *rest, **given)
+        made.append(weakref.ref(scratch))
+        numbers.append(rest[1])
+        return scratch
+
+    numbers: list[int] = []
+    monkeypatch.setattr(latent_triton, "latent_unpack", watched)
+    out = attend(backend, case.step, selected)
+    # rows of 24, 90, 130 and 40 positions, of which queries read 24, 48, 720 and 570; dense 24, 179, 3465, 765
+    assert numbers == ([130, 40] if topk else [90, 130, 40])
+    reference = case.new_backend(TorchLatentBackend)
+    write(reference, case.step)
+    torch.testing.assert_close(out, attend(reference, case.step, selected), rtol=1e-4, atol=1e-4)
 
 
 def test_scores_come_in_passes_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import torch
 from benthic.kernels.latent_decode import latent_decode
 from benthic.kernels.latent_prefill import latent_prefill
 from benthic.kernels.latent_records import read_latents
+from benthic.kernels.latent_unpack import latent_unpack, latent_unpack_reference
 from tests.support.attention_cases import assert_close
 from tests.support.latent_cases import make_latent_case
 
@@ -14,7 +15,9 @@ SIZES = {"rank": 512, "rope_dim": 64, "page_size": 64}  # few sizes: each is com
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-@pytest.mark.parametrize(("heads", "dtype"), [(32, BF16), (32, FP16), (40, BF16), (64, BF16), (128, BF16)])
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [(5, BF16), (16, BF16), (32, BF16), (32, FP16), (40, BF16), (64, BF16), (128, BF16)]
+)
 def test_sparse_prefill(heads: int, dtype: torch.dtype, cuda: torch.device) -> None:
     """A late chunk, and one from the first token on: more rows than multiprocessors, short ones, -1 behind."""
     for length, new in ((3000, 70), (200, 200)):
@@ -24,11 +27,25 @@ def test_sparse_prefill(heads: int, dtype: torch.dtype, cuda: torch.device) -> N
         assert_close(latent_prefill(*args, case.selected, case.scale, out, rank=512), case.expected, dtype)
 
 
-@pytest.mark.parametrize("topk", [63, 65])
+@pytest.mark.parametrize("topk", [63, 65, 129])
 def test_sparse_prefill_of_few_keys(topk: int, cuda: torch.device) -> None:
     case = make_latent_case([300], [280], heads=32, topk=topk, dtype=BF16, device=cuda, **SIZES)
     args = (case.q_latent, case.q_rope, case.latents, case.page_table[0], 20)
     assert_close(latent_prefill(*args, case.selected, case.scale, rank=512), case.expected, BF16)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_unpacked_codes_are_the_reference_s_numbers(dtype: torch.dtype, cuda: torch.device) -> None:
+    """And attention over them is attention over the codes, but for the order of its sums."""
+    case = make_latent_case([700], [70], heads=32, topk=256, dtype=dtype, device=cuda, fp8=True, **SIZES)
+    for num_keys in (1, 64, 65, 700):
+        made = latent_unpack(case.latents, case.page_table[0], num_keys, dtype, rank=512)
+        wanted = latent_unpack_reference(case.latents, case.page_table[0], num_keys, torch.empty_like(made), rank=512)
+        assert torch.equal(made.view(-1, 576)[:num_keys], wanted.view(-1, 576)[:num_keys])
+    pages = torch.arange(len(made), dtype=torch.int32, device=cuda)
+    args = (case.q_latent, case.q_rope, made, pages, 630)
+    assert_close(latent_prefill(*args, case.selected, case.scale, rank=512), case.expected, dtype)
+    assert_close(latent_prefill(*args, None, case.scale, rank=512), case.dense, dtype)
 
 
 @pytest.mark.parametrize(("heads", "fp8"), [(16, False), (128, False), (32, True)])
@@ -36,7 +53,7 @@ def test_dense_prefill(heads: int, fp8: bool, cuda: torch.device) -> None:
     case = make_latent_case([700], [70], heads=heads, topk=256, dtype=BF16, device=cuda, fp8=fp8, **SIZES)
     args = (case.q_latent, case.q_rope, case.latents, case.page_table[0], 630)
     assert_close(latent_prefill(*args, None, case.scale, rank=512), case.dense, BF16)
-    if heads < 128:  # tiles of plain Triton
+    if heads < 128:  # of fp8 pools by plain Triton
         assert_close(latent_prefill(*args, case.selected, case.scale, rank=512), case.expected, BF16)
 
 
@@ -58,7 +75,18 @@ def test_small_models(dtype: torch.dtype, heads: int, rank: int, rope_dim: int, 
 
 @pytest.mark.parametrize(
     ("batch", "heads", "fp8"),
-    [(1, 32, False), (40, 32, False), (140, 32, False), (3, 40, False), (3, 128, False), (3, 32, True)],
+    [
+        (1, 32, False),
+        (40, 32, False),
+        (140, 32, False),
+        (3, 40, False),
+        (3, 128, False),
+        (3, 16, True),
+        (3, 32, True),
+        (40, 32, True),
+        (140, 32, True),
+        (3, 128, True),
+    ],
 )
 def test_sparse_decode(batch: int, heads: int, fp8: bool, cuda: torch.device) -> None:
     """One part a row, two and many; short rows leave parts empty."""

@@ -35,7 +35,7 @@ for fp8, element in ((True, "*fp8e4nv"), (False, "*bf16"), (False, "*fp32")):
         shape = {"NUM_HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_E": head_dim, "PAGE_SIZE": page, "FP8": fp8}
         p, d = (t(heads, head_dim, size, cpu) for t in (prefill_tiles, decode_tiles))
         prefill = {"HEADS": heads, "QUERIES": p.columns // heads, "BLOCK_N": p.keys, "AHEAD": p.ahead}
-        decode = {"HEADS": d.columns, "BLOCK_N": d.keys, "AHEAD": d.ahead}
+        decode = {"HEADS": d.columns, "BLOCK_N": d.keys, "AHEAD": d.ahead, "PDL": True}
         built = build(_prefill_kernel, {**shape, **prefill}, types, p.warps, p.stages)
         other = build(_decode_kernel, {**shape, **decode}, types, d.warps, d.stages)
         assert max(built.metadata.shared, other.metadata.shared) <= LIMIT
@@ -50,7 +50,7 @@ for rows, width, stages in ((1, 8192, (0,)), (1, 131072, (1, 2)), (4096, 8192, (
     s = sizes_of(rows, width, cpu)
     for stage in stages:
         constants = {"LANES": s.lanes, "DEPTH": s.depth, "VECTOR": 4, "SAMPLE": s.sample, "CANDIDATES": s.candidates,
-                     "DEVIATIONS": s.deviations, "STAGE": stage}
+                     "DEVIATIONS": s.deviations, "STAGE": stage, "PDL": True}
         built = build(_select_kernel, constants, {"out_ptr": "*i32"}, s.warps, 1)
         code = built.asm["ptx"]
         assert "ld.global.v4" in code, "scores are not loaded in fours"

@@ -3,7 +3,8 @@
 Decode rows go through kernels whose launches depend on shapes and static bounds alone, so graphs can hold them.
 Prefill rows are few, and go one after another. A row's tokens up to position K - 1 attend to everything before them and
 need no scores: they are a stretch of their own, dense, so that the first K tokens of a prompt cost no selection.
-Scores exist in passes of at most SCORE_BYTES, whatever the context.
+Scores exist in passes of at most SCORE_BYTES, whatever the context. Of an fp8 cache, a row whose queries read its
+context more than once over has that turned into numbers first: one scratch copy at a time, of one layer and row.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from benthic.kernels.choice import has_triton
 from benthic.kernels.index_scores import index_scores_decode, index_scores_prefill, queries_per_pass
 from benthic.kernels.latent_decode import latent_decode
 from benthic.kernels.latent_prefill import latent_prefill
+from benthic.kernels.latent_unpack import latent_unpack
 from benthic.kernels.topk_select import topk_select
 
 SCORE_BYTES = 256 << 20  # of scores that exist at once
@@ -34,7 +36,6 @@ class _Stretch:
     start: int
     end: int
     first_position: int
-    pages: torch.Tensor  # int32 [M]
     dense: bool  # every token sees at most K positions
 
     @property
@@ -44,13 +45,28 @@ class _Stretch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """One prefill row."""
+
+    pages: torch.Tensor  # int32 [M]
+    num_keys: int  # its context after the step
+    reads: int  # keys that its queries attend to, all together
+    stretches: tuple[_Stretch, ...]
+
+    @property
+    def worth_unpacking(self) -> bool:
+        """Whether its fp8 context had better be turned into numbers once: to read codes costs four times as much."""
+        return self.reads > self.num_keys
+
+
+@dataclass(frozen=True, slots=True)
 class LatentMetadata:
-    """The batch's rows, cut into decode rows and stretches of prefill, once a forward."""
+    """The batch's decode rows, and its prefill rows with their stretches, once a forward."""
 
     decode_tables: torch.Tensor  # int32 [D, M]
     decode_lens: torch.Tensor  # int32 [D]
     decode_bound: int  # of decode_lens; up to K decode is dense, whatever the other rows are
-    stretches: tuple[_Stretch, ...]
+    rows: tuple[_Row, ...]  # of prefill
     lens: torch.Tensor | None  # int32 [T], positions that each token sees; None: nothing is selected
 
 
@@ -85,7 +101,7 @@ class TritonLatentBackend(LatentBackend):
             decode_tables=batch.page_table[:decode],
             decode_lens=batch.seq_lens[:decode],
             decode_bound=batch.max_seq_len if batch.in_graph else max(batch.seq_lens_host[:decode], default=0),
-            stretches=tuple(self._stretches(batch)),
+            rows=tuple(self._rows(batch)),
             lens=(batch.positions + 1).to(torch.int32) if self._selects(batch) else None,
         )
 
@@ -112,13 +128,13 @@ class TritonLatentBackend(LatentBackend):
             self._select_decode(queries, weights, keys, metadata, selected)
         elif batch.num_decode:
             selected[: batch.num_decode] = all_positions(metadata.decode_lens, index.topk)
-        for stretch in metadata.stretches:
-            if stretch.dense:
-                selected[stretch.start : stretch.end] = all_positions(
-                    metadata.lens[stretch.start : stretch.end], index.topk
-                )
-            else:
-                self._select_stretch(queries, weights, keys, stretch, metadata.lens, selected)
+        for row in metadata.rows:
+            for stretch in row.stretches:
+                tokens = slice(stretch.start, stretch.end)
+                if stretch.dense:
+                    selected[tokens] = all_positions(metadata.lens[tokens], index.topk)
+                else:
+                    self._select_stretch(queries, weights, keys, row.pages, stretch, metadata.lens, selected)
         return selected
 
     def attend(
@@ -149,19 +165,8 @@ class TritonLatentBackend(LatentBackend):
                 out[:decode],
                 rank=spec.rank,
             )
-        for stretch in metadata.stretches:
-            rows = slice(stretch.start, stretch.end)
-            latent_prefill(
-                q_latent[rows],
-                q_rope[rows],
-                pool,
-                stretch.pages,
-                stretch.first_position,
-                None if selected is None or stretch.dense else selected[rows],
-                spec.scale,
-                out[rows],
-                rank=spec.rank,
-            )
+        for row in metadata.rows:
+            self._attend_row(pool, row, q_latent, q_rope, selected, out)
         return out
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -170,25 +175,57 @@ class TritonLatentBackend(LatentBackend):
         assert self.index_keys is not None
         return self.index_keys[ordinal]
 
+    def _attend_row(
+        self,
+        pool: torch.Tensor,
+        row: _Row,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        selected: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        spec, latents, pages = self.spec, pool, row.pages
+        if spec.fp8 and row.worth_unpacking:
+            latents = latent_unpack(pool, pages, row.num_keys, q_latent.dtype, rank=spec.rank)
+            pages = torch.arange(len(latents), dtype=torch.int32, device=pool.device)
+        for stretch in row.stretches:
+            tokens = slice(stretch.start, stretch.end)
+            latent_prefill(
+                q_latent[tokens],
+                q_rope[tokens],
+                latents,
+                pages,
+                stretch.first_position,
+                None if selected is None or stretch.dense else selected[tokens],
+                spec.scale,
+                out[tokens],
+                rank=spec.rank,
+            )
+
     def _selects(self, batch: ForwardBatch) -> bool:
         if self.spec.index is None:
             return False
         longest = batch.max_seq_len if batch.in_graph else max(batch.seq_lens_host, default=0)
         return longest > self.spec.index.topk
 
-    def _stretches(self, batch: ForwardBatch) -> Iterator[_Stretch]:
+    def _rows(self, batch: ForwardBatch) -> Iterator[_Row]:
         limit = None if self.spec.index is None else self.spec.index.topk
         start = batch.num_decode
         lens = batch.seq_lens_host[batch.num_decode :]
         for row, (count, length) in enumerate(zip(batch.query_lens_host, lens, strict=True), batch.num_decode):
-            first, end = length - count, start + count
+            first = length - count
             dense = count if limit is None else min(count, max(0, limit - first))
-            pages = batch.page_table[row]
-            if dense:
-                yield _Stretch(start, start + dense, first, pages, True)
-            if dense < count:
-                yield _Stretch(start + dense, end, first + dense, pages, False)
-            start = end
+            stretches = (
+                _Stretch(start, start + dense, first, True),
+                _Stretch(start + dense, start + count, first + dense, False),
+            )
+            yield _Row(
+                pages=batch.page_table[row],
+                num_keys=length,
+                reads=dense * (2 * first + dense + 1) // 2 + (count - dense) * (limit or 0),
+                stretches=tuple(stretch for stretch in stretches if stretch.end > stretch.start),
+            )
+            start += count
 
     def _select_decode(
         self,
@@ -215,6 +252,7 @@ class TritonLatentBackend(LatentBackend):
         queries: torch.Tensor,
         weights: torch.Tensor,
         keys: torch.Tensor,
+        pages: torch.Tensor,
         stretch: _Stretch,
         lens: torch.Tensor,
         selected: torch.Tensor,
@@ -227,7 +265,7 @@ class TritonLatentBackend(LatentBackend):
             scores = room[: part.stop - part.start]
             first = stretch.first_position + part.start
             num_keys = stretch.first_position + part.stop  # what the last query of the pass sees
-            index_scores_prefill(queries[rows], weights[rows], keys, stretch.pages, first, num_keys, scores)
+            index_scores_prefill(queries[rows], weights[rows], keys, pages, first, num_keys, scores)
             topk_select(scores, lens[rows], index.topk, selected[rows])
 
 

@@ -28,10 +28,16 @@ class LatentTiles:
     turned: bool = False
 
 
-def hopper_rows(num_heads: int, rank: int, rope_dim: int, latents: torch.Tensor) -> int | None:
-    """Heads a program of `latent_hopper` takes for selected positions of the pool `latents`; None: it does not fit."""
+def hopper_rows(
+    num_heads: int, rank: int, rope_dim: int, latents: torch.Tensor, *, codes_of: torch.dtype | None = None
+) -> int | None:
+    """Heads a program of `latent_hopper` takes for selected positions of the pool `latents`; None: it does not fit.
+
+    `codes_of`: what an fp8 pool's codes become, where the kernel takes such pools at all.
+    """
     rows = _head_rows(num_heads)
-    fits = rows >= 32 and (rank, rope_dim) == (512, 64) and latents.element_size() == 2
+    wide = codes_of if codes_of is not None and latents.dtype == torch.uint8 else latents.dtype
+    fits = rows >= 32 and (rank, rope_dim) == (512, 64) and wide in (torch.bfloat16, torch.float16)
     return rows if fits and has_hopper_kernels(latents.device) else None
 
 
@@ -69,12 +75,13 @@ def has_hopper_kernels(device: torch.device) -> bool:
 
 
 def has_gluon() -> bool:
-    """Whether this Triton's Gluon is the one that `latent_hopper` is written for (3.6; 3.7 has renamed its barrier)."""
+    """Whether this Triton's Gluon has what `latent_hopper` uses: measured with 3.6, compiled with 3.7."""
     try:
         language = importlib.import_module("triton.experimental.gluon.language")
+        importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
     except ImportError:
         return False
-    return hasattr(language, "thread_barrier")
+    return hasattr(language, "thread_barrier") or hasattr(language, "barrier")
 
 
 def _head_rows(num_heads: int) -> int:

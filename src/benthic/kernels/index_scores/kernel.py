@@ -22,6 +22,7 @@ from benthic.kernels.index_scores.tiles import (
     prefill_part,
     prefill_tiles,
 )
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 
 
 @triton.jit
@@ -140,10 +141,12 @@ def _decode_kernel(
     q_ptr, weights_ptr, keys_ptr, scales_ptr, table_ptr, lens_ptr, out_ptr, skip_below,
     stride_qt, stride_qh, stride_wt, stride_page, stride_scale_page, stride_table, stride_ot,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, FP8: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, FP8: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride_table and row * stride_ot may pass 2**31
     part = tl.program_id(1)
+    wait_for_previous(PDL)  # queries, their weights and the newest keys are its work
     seq_len = tl.load(lens_ptr + row)
     tiles = tl.cdiv(seq_len, BLOCK_N)
     if (seq_len <= skip_below) | (part >= tiles):  # the grid is made for the longest row
@@ -229,7 +232,7 @@ def index_scores_decode_triton(
         page_table.stride(0), out.stride(0),
         NUM_HEADS=num_heads, HEADS=tiles.columns, HEAD_DIM=head_dim, BLOCK_E=depth, BLOCK_N=tiles.keys,
         PAGE_SIZE=pool.page_size, FP8=pool.fp8, AHEAD=tiles.ahead,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, **pdl(queries.device),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ class ScoreTiles:
 # queries as rows reach less than half as much. 256 columns of a 64-key tile are 128 registers a thread.
 _PREFILL = {1: ScoreTiles(64, 128, 4, 3, ahead=True), 2: ScoreTiles(64, 128, 4, 3), 4: ScoreTiles(32, 64, 4, 2)}
 # the columns are one query's heads, padded
-_DECODE = {1: ScoreTiles(64, 32, 4, 3, ahead=True), 2: ScoreTiles(64, 32, 4, 3), 4: ScoreTiles(32, 16, 4, 2)}
+_DECODE = {1: ScoreTiles(64, 32, 4, 2, ahead=True), 2: ScoreTiles(64, 32, 4, 3), 4: ScoreTiles(32, 16, 4, 2)}
 _PART_KEYS = 4096  # of a prefill program at most: its queries' load is then a few percent of its keys'
 _WAVES = 8  # programs a multiprocessor that prefill aims at, so that the last ones to end leave little idle
 
@@ -55,7 +55,7 @@ def prefill_part(num_queries: int, num_keys: int, tiles: ScoreTiles, heads: int,
 
 def decode_parts(rows: int, max_seq_len: int, tiles: ScoreTiles, device: torch.device) -> int:
     """Programs of a decode row, from static numbers only. They take its tiles in turn, so a short row uses many too."""
-    return max(1, min(-(-max_seq_len // tiles.keys), 4 * num_sms(device) // max(1, rows)))
+    return max(1, min(-(-max_seq_len // tiles.keys), 8 * num_sms(device) // max(1, rows)))
 
 
 def _fit(tiles: ScoreTiles, heads: int, head_dim: int, element_bytes: int, device: torch.device) -> ScoreTiles:

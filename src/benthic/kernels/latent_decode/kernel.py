@@ -18,6 +18,7 @@ from benthic.kernels.latent_prefill.kernel import (
     size_constants,
 )
 from benthic.kernels.latent_tiles import LatentTiles, hopper_rows, num_latent_splits, sparse_tiles
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.split_merge.kernel import merge_splits
 from benthic.kernels.tiles import next_power_of_two
 
@@ -34,8 +35,10 @@ def _decode_kernel(
     stride_table, stride_selected, stride_pt, stride_ph, stride_ps,
     HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     ROPE: tl.constexpr, BLOCK_P: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, SPARSE: tl.constexpr,
-    FP8: tl.constexpr, TURNED: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr,
+    FP8: tl.constexpr, TURNED: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride_table and row * stride_pt may pass 2**31
     head = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
@@ -76,19 +79,27 @@ def _decode_kernel(
 
 @triton.jit
 def _merge_kernel(
-    part_ptr, lse_ptr, out_ptr, stride_ot, stride_oh, RANK: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, stride_ot, stride_oh,
+    HEADS: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     splits = tl.arange(0, SPLITS)
     dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    first = (row * tl.num_programs(1) + head) * SPLITS
-    lse = tl.load(lse_ptr + first + splits)
-    weights = tl.exp2(lse - tl.max(lse, 0))  # the first part is never empty, so the maximum is finite
-    written = (weights > 0)[:, None] & (dims < RANK)[None, :]  # an empty part's memory may hold NaN
-    parts = tl.load(part_ptr + (first + splits)[:, None] * RANK + dims[None, :], mask=written, other=0.0)
-    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out_ptr + row * stride_ot + head * stride_oh + dims, result.to(out_ptr.dtype.element_ty), mask=dims < RANK)
+    inside = head < HEADS
+    places = (row * HEADS + head)[:, None] * SPLITS + splits[None, :]
+    wait_for_previous(PDL)
+    # all is loaded at once, empty parts too, whose memory may hold NaN
+    lse = tl.load(lse_ptr + places, mask=inside[:, None], other=0.0)
+    mask = inside[:, None, None] & (dims < RANK)[None, None, :]
+    parts = tl.load(part_ptr + places[:, :, None] * RANK + dims[None, None, :], mask=mask, other=0.0)
+    weights = tl.exp2(lse - tl.max(lse, 1)[:, None])  # the first part is never empty, so the maximum is finite
+    parts = tl.where((weights > 0)[:, :, None], parts, 0.0)
+    result = tl.sum(parts * weights[:, :, None], 1) / tl.sum(weights, 1)[:, None]
+    pointers = out_ptr + row * stride_ot + (head * stride_oh)[:, None] + dims[None, :]
+    tl.store(pointers, result.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (dims < RANK)[None, :])
 
 
 def latent_decode_triton(
@@ -121,7 +132,9 @@ def latent_decode_triton(
     sparse = selected is not None
     entries = page_table if selected is None else selected if selected.stride(1) == 1 else selected.contiguous()
     num_selected = entries.shape[1] if sparse else 1
-    rows = hopper_rows(num_heads, rank, q_rope.shape[2], latents) if sparse and tiles is None else None
+    rows = None
+    if sparse and tiles is None:
+        rows = hopper_rows(num_heads, rank, q_rope.shape[2], latents, codes_of=q_latent.dtype)
     tiles = tiles or sparse_tiles(num_heads, rank, q_latent.element_size(), q_latent.device)
     blocks = triton.cdiv(num_heads, rows or tiles.rows)
     max_keys = min(num_selected, max_seq_len) if sparse else max_seq_len
@@ -149,12 +162,17 @@ def latent_decode_triton(
             HEADS=num_heads, BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, BLOCK_K=next_power_of_two(num_selected),
             SPARSE=sparse, TURNED=tiles.turned, SPLITS=splits, PART=part,
             **size_constants(rank, q_rope.shape[2], latents), num_warps=tiles.warps, num_stages=tiles.stages,
+            **pdl(out.device),
         )  # fmt: skip
     if out_lse is not None:
         merge_splits(parts, lse, out, out_lse)
     elif splits > 1:
-        block = min(128, next_power_of_two(rank))
-        _merge_kernel[(batch, num_heads, triton.cdiv(rank, block))](
-            parts, lse, out, out.stride(0), out.stride(1), RANK=rank, BLOCK=block, SPLITS=splits, num_warps=4
-        )
+        # a block of 512 is one pass of a program's threads, so that sums stay within a thread
+        block = min(512 if splits <= 8 else 128, next_power_of_two(rank))
+        group = max(1, min(num_heads, 4 // splits))
+        _merge_kernel[(batch, triton.cdiv(num_heads, group), triton.cdiv(rank, block))](
+            parts, lse, out, out.stride(0), out.stride(1),
+            HEADS=num_heads, RANK=rank, GROUP=next_power_of_two(group), BLOCK=block, SPLITS=splits, num_warps=4,
+            **pdl(out.device),
+        )  # fmt: skip
     return out

@@ -5,6 +5,8 @@ one tile ahead, so that its gather waits for nothing. `TURNED` keeps the result 
 Limits: the page size a power of two, a pool whose pages lie one behind the other, contiguous last dimensions.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -178,6 +180,14 @@ def size_constants(rank: int, rope_dim: int, latents: torch.Tensor) -> dict[str,
     }
 
 
+def _prefill_selected(rows: int, *args: Any) -> None:
+    """By a kernel for Hopper; fewer heads than 32 take the tiles of 32."""
+    from benthic.kernels.latent_hopper.pair.kernel import prefill_paired  # these want Gluon; older Tritons lack it
+    from benthic.kernels.latent_hopper.prefill.kernel import prefill_selected
+
+    (prefill_paired if rows == 32 else prefill_selected)(*args)
+
+
 def latent_prefill_triton(
     q_latent: torch.Tensor,
     q_rope: torch.Tensor,
@@ -200,11 +210,9 @@ def latent_prefill_triton(
     q_rope = q_rope if q_rope.stride(-1) == 1 else q_rope.contiguous()
     sparse = selected is not None
     entries = page_row if selected is None else selected if selected.stride(1) == 1 else selected.contiguous()
-    rows = hopper_rows(num_heads, rank, q_rope.shape[2], latents) if sparse and tiles is None else None
-    if rows is not None:
-        from benthic.kernels.latent_hopper.prefill.kernel import prefill_selected  # wants Gluon; older Tritons lack it
-
-        prefill_selected(q_latent, q_rope, latents, page_row, first_position, entries, scale * _LOG2_E, out, rows=rows)
+    if sparse and tiles is None and (rows := hopper_rows(max(32, num_heads), rank, q_rope.shape[2], latents)):
+        args = (q_latent, q_rope, latents, page_row, first_position, entries, scale * _LOG2_E, out)
+        _prefill_selected(rows, *args)
         return out
     if sparse:
         tiles = tiles or sparse_tiles(num_heads, rank, q_latent.element_size(), q_latent.device)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 _LN_2 = tl.constexpr(0.6931471805599453)
@@ -11,8 +12,11 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _merge_kernel(
-    part_ptr, lse_ptr, out_ptr, total_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, total_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)  # rows x heads x splits x SIZE may pass 2**31
     head = row * tl.num_programs(1) + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
@@ -42,5 +46,5 @@ def merge_splits(parts: torch.Tensor, lse: torch.Tensor, out: torch.Tensor, out_
     assert out_lse.is_contiguous(), "the kernel takes no strides"
     block = min(128, next_power_of_two(size))
     _merge_kernel[(batch, heads, triton.cdiv(size, block))](
-        parts, lse, out, out_lse, SIZE=size, BLOCK=block, SPLITS=splits, num_warps=4
+        parts, lse, out, out_lse, SIZE=size, BLOCK=block, SPLITS=splits, num_warps=4, **pdl(out.device)
     )

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import num_sms
 from benthic.kernels.topk_select.plan import SelectSizes, parts_of, sizes_of
 
@@ -376,9 +377,11 @@ def _select_kernel(
     scores_ptr, lens_ptr, origin_ptr, out_ptr, out_scores_ptr, kept_ptr, num_rows, k, parts, part_size,
     stride_row, stride_origin, stride_out, stride_kept,
     LANES: tl.constexpr, DEPTH: tl.constexpr, VECTOR: tl.constexpr, SAMPLE: tl.constexpr, CANDIDATES: tl.constexpr,
-    DEVIATIONS: tl.constexpr, STAGE: tl.constexpr,
+    DEVIATIONS: tl.constexpr, STAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """STAGE 0: rows of scores. 1: their parts, keeping scores. 2: the parts' results, whose positions `origin` has."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     ORIGINS: tl.constexpr = STAGE == 2
     SCORES: tl.constexpr = STAGE == 1
     kept = kept_ptr + tl.program_id(0).to(tl.int64) * stride_kept
@@ -464,4 +467,5 @@ def _launch(
         scores.stride(0), origin.stride(0), out.stride(0), kept.stride(0),
         LANES=sizes.lanes, DEPTH=sizes.depth, VECTOR=vector, SAMPLE=sizes.sample, CANDIDATES=sizes.candidates,
         DEVIATIONS=sizes.deviations, STAGE=stage, num_warps=sizes.warps, num_stages=1, maxnreg=sizes.registers,
+        **pdl(scores.device),
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Decode: many short programs, in which the warps that multiply also gather."""
+"""Decode: many short programs, in which a few warps gather and the others multiply."""

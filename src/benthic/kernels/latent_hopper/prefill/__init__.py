@@ -1,1 +1,1 @@
-"""Prefill: long programs, with warps of their own for the gather."""
+"""Prefill of many heads: long programs, with warps of their own for the gather."""

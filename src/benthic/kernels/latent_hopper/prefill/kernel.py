@@ -1,4 +1,4 @@
-"""`latent_prefill` over selected positions; see `latent_hopper`.
+"""`latent_prefill` over selected positions with 64 heads a program; see `latent_hopper`.
 
 A few warps look up slots and gather latents, two tiles ahead at most; the others only multiply. So neither a look-up
 nor the issue of some 4,600 copies a tile stands between two products. A program stays for many rows (grid: one an SM),
@@ -16,31 +16,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from benthic.kernels.latent_hopper.gather.kernel import count_keys, find_positions, find_slots, gather
+from benthic.kernels.latent_hopper.gather.kernel import (
+    barrier,
+    fetch,
+    find_positions,
+    find_row,
+    find_slots,
+    load_query,
+)
 from benthic.kernels.tiles import next_power_of_two, num_sms
 
+_HEADS = 64  # of a program
 _BUFFERS = gl.constexpr(2)
 _FEEDERS = gl.constexpr(4)  # warps that gather
 _FEEDER_REGISTERS = gl.constexpr(64)  # a thread; the others share the rest
-
-
-@gluon.jit
-def _find_row(
-    item, selected_ptr, num_rows, first_position, num_selected, stride_selected,
-    HEAD_BLOCKS: gl.constexpr, BLOCK_K: gl.constexpr,
-):  # fmt: skip
-    """Of a piece of work: its row, its block of heads, the row's selections and how many keys these are."""
-    row = num_rows - 1 - item // HEAD_BLOCKS  # the last tokens see most keys: start them first
-    selected = selected_ptr + row.to(gl.int64) * stride_selected
-    end = count_keys(selected, gl.minimum(first_position + row + 1, num_selected), BLOCK_K)
-    return row.to(gl.int64), item % HEAD_BLOCKS, selected, end  # row * stride passes 2**31
-
-
-@gluon.jit
-def _load_query(base, offsets, inside, smem, WIDTH: gl.constexpr, layout: gl.constexpr):
-    """Write [heads, WIDTH] elements at base + offsets[head] to `smem`, zero where a head is not `inside`."""
-    dims = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    smem.store(gl.load(base + offsets[:, None] + dims[None, :], mask=inside[:, None], other=0.0))
 
 
 @gluon.jit
@@ -54,7 +43,7 @@ def _feed(
     keys: gl.constexpr = gl.SliceLayout(1, layout)
     filled = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        _row, _block, selected, end = _find_row(
+        _row, _block, selected, end = find_row(
             item, selected_ptr, num_rows, first_position, num_selected, stride_selected, HEAD_BLOCKS, BLOCK_K
         )
         slots = find_slots(table, find_positions(selected, 0, end, BLOCK_N, keys), PAGE_SIZE)
@@ -62,7 +51,8 @@ def _feed(
         for tile in range((end + BLOCK_N - 1) // BLOCK_N):
             buffer = filled % _BUFFERS
             mbarrier.wait(free.index(buffer), (filled // _BUFFERS & 1) ^ 1)  # the first round waits for nothing
-            gather(pool_ptr, slots, stride, c_tiles.index(buffer), r_tiles.index(buffer), RANK, ROPE, layout)
+            fetch(pool_ptr, slots, stride, c_tiles.index(buffer), 0, RANK, layout)
+            fetch(pool_ptr, slots, stride, r_tiles.index(buffer), RANK, ROPE, layout)
             async_copy.mbarrier_arrive(ready.index(buffer), increment_count=False)  # each thread, its copies done
             filled += 1
             slots = find_slots(table, positions, PAGE_SIZE)  # positions a tile ahead: no chain of two waits
@@ -72,7 +62,7 @@ def _feed(
 @gluon.jit
 def _attend(
     c_tiles, r_tiles, ready, free, q, q_rope, p_tile, used, end, scale_log2,
-    BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, RANK: gl.constexpr, LAZY: gl.constexpr,
+    BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, RANK: gl.constexpr,
     score_layout: gl.constexpr, acc_layout: gl.constexpr,
 ):  # fmt: skip
     columns: gl.constexpr = gl.SliceLayout(0, score_layout)
@@ -92,25 +82,18 @@ def _attend(
         scores = warpgroup_mma_wait(0, deps=[scores]) * scale_log2
         scores = gl.where((tile * BLOCK_N + keys < end)[:, None], scores, float("-inf"))
         new_best = gl.maximum(best, gl.max(scores, 0))
-        if LAZY:  # the sums stay in range while no logit passes the old maximum by 8
-            if gl.max(new_best - best, 0) > 8.0:
-                shrink = gl.exp2(best - new_best)
-                totals = totals * shrink[None, :]
-                acc = acc * gl.convert_layout(shrink, acc_columns)[None, :]
-                best = new_best
-        else:
-            shrink = gl.exp2(best - new_best)
-            totals = totals * shrink[None, :]
-            acc = acc * gl.convert_layout(shrink, acc_columns)[None, :]
-            best = new_best
+        shrink = gl.exp2(best - new_best)
+        totals = totals * shrink[None, :]
+        acc = acc * gl.convert_layout(shrink, acc_columns)[None, :]
+        best = new_best
         probs = gl.exp2(scores - best[None, :])
         totals = totals + probs
         p_tile.store(probs.to(p_tile.dtype))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         acc = warpgroup_mma(c.permute([1, 0]), p_tile, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        gl.thread_barrier()  # one thread signals for all
+        barrier()  # one thread signals for all
         mbarrier.arrive(free.index(buffer), count=1)
         used += 1
     return acc / gl.convert_layout(gl.sum(totals, 0), acc_columns)[None, :], used
@@ -122,7 +105,7 @@ def _multiply(
     stride_qt, stride_qh, stride_rt, stride_rh, stride_selected, stride_ot, stride_oh,
     c_tiles, r_tiles, ready, free, q, q_rope, p_tile,
     HEADS: gl.constexpr, HEAD_BLOCKS: gl.constexpr, BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, RANK: gl.constexpr,
-    ROPE: gl.constexpr, BLOCK_K: gl.constexpr, LAZY: gl.constexpr,
+    ROPE: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     warps: gl.constexpr = gl.num_warps()
     across: gl.constexpr = warps // 4
@@ -137,22 +120,22 @@ def _multiply(
     dims = gl.arange(0, RANK, layout=gl.SliceLayout(0, wide))
     used = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        row, block, _selected, end = _find_row(
+        row, block, _selected, end = find_row(
             item, selected_ptr, num_rows, first_position, num_selected, stride_selected, HEAD_BLOCKS, BLOCK_K
         )
         head = block * BLOCK_H + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, wide))
         r_head = block * BLOCK_H + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, narrow))
-        gl.thread_barrier()  # the last row's result has left q
-        _load_query(q_ptr, row * stride_qt + head * stride_qh, head < HEADS, q, RANK, wide)
-        _load_query(q_rope_ptr, row * stride_rt + r_head * stride_rh, r_head < HEADS, q_rope, ROPE, narrow)
+        barrier()  # the last row's result has left q
+        load_query(q_ptr, row * stride_qt + head * stride_qh, head < HEADS, q, 0, RANK, wide)
+        load_query(q_rope_ptr, row * stride_rt + r_head * stride_rh, r_head < HEADS, q_rope, 0, ROPE, narrow)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         result, used = _attend(
             c_tiles, r_tiles, ready, free, q, q_rope, p_tile, used, end, scale_log2,
-            BLOCK_H, BLOCK_N, RANK, LAZY, score_layout, acc_layout,
+            BLOCK_H, BLOCK_N, RANK, score_layout, acc_layout,
         )  # fmt: skip
         q.permute([1, 0]).store(result.to(q.dtype))  # turned back by way of q's place, whole rows at a time
-        gl.thread_barrier()
+        barrier()
         pointers = out_ptr + (row * stride_ot + head * stride_oh)[:, None] + dims[None, :]
         gl.store(pointers, q.load(wide), mask=(head < HEADS)[:, None] & (dims >= 0)[None, :])
 
@@ -165,7 +148,7 @@ def _prefill_kernel(
     q_ptr, q_rope_ptr, pool_ptr, table_ptr, selected_ptr, out_ptr, scale_log2, num_items, num_rows, first_position,
     num_selected, stride_qt, stride_qh, stride_rt, stride_rh, stride, stride_selected, stride_ot, stride_oh,
     HEADS: gl.constexpr, HEAD_BLOCKS: gl.constexpr, BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, RANK: gl.constexpr,
-    ROPE: gl.constexpr, PAGE_SIZE: gl.constexpr, BLOCK_K: gl.constexpr, LAZY: gl.constexpr,
+    ROPE: gl.constexpr, PAGE_SIZE: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     """`num_items` pieces of work (a row and a block of its heads), spread over the programs."""
     dtype: gl.constexpr = pool_ptr.dtype.element_ty
@@ -192,7 +175,7 @@ def _prefill_kernel(
                     q_ptr, q_rope_ptr, selected_ptr, out_ptr, num_items, num_rows, first_position, num_selected,
                     scale_log2, stride_qt, stride_qh, stride_rt, stride_rh, stride_selected, stride_ot, stride_oh,
                     c_tiles, r_tiles, ready, free, q, q_rope, p_tile,
-                    HEADS, HEAD_BLOCKS, BLOCK_H, BLOCK_N, RANK, ROPE, BLOCK_K, LAZY,
+                    HEADS, HEAD_BLOCKS, BLOCK_H, BLOCK_N, RANK, ROPE, BLOCK_K,
                 ),
             ),
             (
@@ -217,19 +200,16 @@ def prefill_selected(
     selected: torch.Tensor,
     scale_log2: float,
     out: torch.Tensor,
-    *,
-    rows: int,
 ) -> None:
-    """`latent_prefill` of [n, H, R] queries of one sequence, `rows` (32 or 64) heads a program."""
+    """`latent_prefill` of [n, H, R] queries of one sequence, 64 heads a program."""
     num_queries, num_heads, rank = q_latent.shape
-    blocks = -(-num_heads // rows)
+    blocks = -(-num_heads // _HEADS)
     items = num_queries * blocks
     _prefill_kernel[(min(items, num_sms(q_latent.device)),)](
         q_latent, q_rope, latents, page_row, selected, out, scale_log2, items, num_queries, first_position,
         selected.shape[1], q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1),
         latents.stride(1), selected.stride(0), out.stride(0), out.stride(1),
-        HEADS=num_heads, HEAD_BLOCKS=blocks, BLOCK_H=rows, BLOCK_N=64, RANK=rank, ROPE=q_rope.shape[2],
+        HEADS=num_heads, HEAD_BLOCKS=blocks, BLOCK_H=_HEADS, BLOCK_N=64, RANK=rank, ROPE=q_rope.shape[2],
         PAGE_SIZE=latents.shape[1], BLOCK_K=max(2048, next_power_of_two(selected.shape[1])),
-        LAZY=rows == 32,  # 9% faster with 32 heads, 6% slower with 64
-        num_warps=rows // 8,
+        num_warps=8,
     )  # fmt: skip

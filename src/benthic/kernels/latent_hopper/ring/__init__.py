@@ -1,0 +1,1 @@
+"""Tiles of latents on their way through a ring of quarters."""
