@@ -1,13 +1,19 @@
 """The router's and the experts' kernels, compiled, at real sizes."""
 
+import sys
+
 import pytest
 import torch
 
-from benthic.kernels.experts import experts, experts_reference
+from benthic.kernels import pdl
+from benthic.kernels.experts import ExpertParts, experts, experts_before_sum, experts_reference, sum_norm
 from benthic.kernels.experts.kernel import experts_triton, sort_pairs
 from benthic.kernels.experts.tiles import plan_for
+from benthic.kernels.head_linear import head_linear
 from benthic.kernels.moe_route import moe_route, moe_route_reference
 from benthic.kernels.narrow_linear import narrow_linear
+from benthic.kernels.norm_products import norm_products, norm_products_reference
+from benthic.kernels.rms_norm import rms_norm
 from benthic.kernels.row_linear import row_linear
 from benthic.kernels.silu_mul import silu_mul, silu_mul_reference
 
@@ -132,3 +138,75 @@ def test_row_linear(outputs: int, size: int, dtype: torch.dtype, cuda: torch.dev
 def test_silu_mul(tokens: int, width: int, dtype: torch.dtype, cuda: torch.device) -> None:
     both = torch.randn(tokens, 2 * width, device=cuda).to(dtype)
     assert_agrees(silu_mul(both), silu_mul_reference(both), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("tokens", [2, 64, 1000])
+def test_the_sum_with_the_norm_has_the_bits_of_both(tokens: int, dtype: torch.dtype, cuda: torch.device) -> None:
+    gate_up, down = stacked(dtype, cuda)
+    x, chosen, weights = routed(tokens, dtype, cuda)
+    norm, residual = torch.rand(SIZE, device=cuda).to(dtype), torch.randn(tokens, SIZE, device=cuda).to(dtype)
+    other = residual.clone()
+    expected = rms_norm(experts(x, chosen, weights, gate_up, down), norm, 1e-5, other)
+    parts = experts_before_sum(x, chosen, weights, gate_up, down)
+    assert isinstance(parts, ExpertParts)
+    torch.testing.assert_close(sum_norm(parts, norm, 1e-5, residual), expected)
+    assert torch.equal(residual, other)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("tokens", [1, 2, 16, 33, 64, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 512), (512, 128), (192, 200)])
+def test_head_linear(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, cuda: torch.device) -> None:
+    x = torch.randn(tokens, 32, inputs + 64, device=cuda).to(dtype)[..., :inputs]
+    weight = (torch.randn(32, inputs, outputs, device=cuda) * inputs**-0.5).to(dtype)
+    assert_agrees(head_linear(x, weight), torch.einsum("thk,hkn->thn", x.double(), weight.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("size", [2048, 7168])
+@pytest.mark.parametrize(("tokens", "wide", "few"), [(1, 1730, 33), (1, 70, 0), (1, 0, 64), (2, 0, 64), (32, 0, 250)])
+def test_norm_products(tokens: int, wide: int, few: int, size: int, dtype: torch.dtype, cuda: torch.device) -> None:
+    added, residual = torch.randn(2, tokens, size, device=cuda).to(dtype)
+    norm = torch.rand(size, device=cuda).to(dtype)
+    weight, narrow = ((torch.randn(n, size, device=cuda) * size**-0.5).to(dtype) if n else None for n in (wide, few))
+    expected = norm_products_reference(added, residual, norm, 1e-5, weight, narrow, 0.5)
+    result = norm_products(added, residual, norm, 1e-5, weight, narrow, 0.5)
+    assert torch.equal(result.residual, expected.residual)
+    for got, wanted in zip(result, expected, strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None and wanted is not None:
+            assert_agrees(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 32])
+def test_kernels_brought_up_early_have_the_same_bits(
+    tokens: int, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate_up, down = stacked(torch.bfloat16, cuda)
+    added, start = torch.randn(2, tokens, SIZE, device=cuda).to(torch.bfloat16)
+    router = (torch.randn(NUM_EXPERTS - 1, SIZE, device=cuda) * SIZE**-0.5).to(torch.bfloat16)
+    norm, bias = torch.rand(SIZE, device=cuda).to(torch.bfloat16), torch.zeros(NUM_EXPERTS - 1, device=cuda)
+    route = {"k": K - 1, "num_groups": 1, "topk_groups": 1, "norm": True, "scaling": 2.5, "shared": True}
+
+    def replayed() -> torch.Tensor:
+        def layers() -> torch.Tensor:
+            x, residual = added, start
+            for _ in range(4):
+                _, residual, _, logits = norm_products(x, residual, norm, 1e-5, None, router)
+                x = experts(residual, *moe_route(logits, bias, **route), gate_up, down)  # type: ignore[arg-type]
+            return x
+
+        layers()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layers()
+        for _ in range(3):
+            graph.replay()
+        return out.clone()
+
+    early = replayed()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("benthic.kernels.") and getattr(module, "pdl", None) is pdl.pdl:
+            monkeypatch.setattr(module, "pdl", lambda device: {"PDL": False})
+    assert torch.equal(early, replayed())

@@ -123,8 +123,10 @@ def test_queries(
     where = (rope_table(ROPE, 4096, cuda), torch.randint(0, 4096, (tokens,), device=cuda))
     step = {"num_heads": heads, "head_dim": head_dim, "rope_dim": ROPE, "interleaved": interleaved, "fp8": fp8}
     single, expected = product.clone(), product.clone()
-    expected_codes, expected_weights = query_step_reference(expected, weights, *where, **step)
-    codes, scaled = query_step(product, weights, *where, **step)
+    keys = (torch.randn(heads, head_dim - ROPE, 512, device=cuda) * head_dim**-0.5).to(dtype)
+    expected_codes, expected_weights, absorbed = query_step_reference(expected, weights, *where, **step, keys=keys)
+    codes, scaled, latent = query_step(product, weights, *where, **step, keys=keys)
+    assert_close(latent, absorbed.double(), dtype)
     assert_close(product, expected.double(), dtype)
     query_rope(single[:, :width].view(tokens, heads, head_dim), *where, rope_dim=ROPE)
     queries = single[:, width:].view(tokens, index_heads, INDEX)
@@ -141,7 +143,7 @@ def test_the_references_of_one_launch_are_those_of_the_single_functions(cuda: to
     weights, positions = torch.randn(5, 2, device=cuda), torch.arange(5, device=cuda)
     where = (rope_table(ROPE, 64, cuda), positions)
     other = product.clone()
-    codes, scaled = query_step_reference(
+    codes, scaled, _ = query_step_reference(
         product, weights, *where, num_heads=4, head_dim=192, rope_dim=ROPE, interleaved=True, fp8=True
     )
     query_rope_reference(other[:, :768].view(5, 4, 192), *where, rope_dim=ROPE)

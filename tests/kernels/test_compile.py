@@ -20,6 +20,7 @@ TYPES = {"table_ptr": "*i32", "lens_ptr": "*i32", "cu_ptr": "*i32", "slots_ptr":
          "part_ptr": "*fp32", "lse_ptr": "*fp32", "total_ptr": "*fp32", "scale_log2": "fp32", "eps": "fp32"}
 
 def build(target, fn, tiles=None, **constants):
+    constants |= {"PDL": target >= 90} if "PDL" in fn.arg_names else {}
     types = {**TYPES, "table_ptr": "*fp32"} if fn is _rope_kernel else TYPES
     signature = {a: types.get(a, "*bf16" if a.endswith("_ptr") else "i32") for a in fn.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")

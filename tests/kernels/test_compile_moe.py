@@ -11,7 +11,9 @@ from triton.compiler import ASTSource
 from benthic.kernels.experts import kernel as experts
 from benthic.kernels.experts.single import kernel as single
 from benthic.kernels.experts.sorting import kernel as sorting
+from benthic.kernels.experts.summing.kernel import _sum_kernel, _sum_norm_kernel
 from benthic.kernels.experts.tiles import plan_for
+from benthic.kernels.head_linear.kernel import _head_kernel
 from benthic.kernels.index_query.kernel import _index_query_kernel
 from benthic.kernels.index_write.kernel import _index_write_kernel
 from benthic.kernels.latent_step.kernel import _latent_step_kernel
@@ -19,12 +21,13 @@ from benthic.kernels.latent_write.kernel import _latent_write_kernel
 from benthic.kernels.moe_route.kernel import _moe_route_kernel
 from benthic.kernels.narrow_linear.kernel import _few_kernel, _many_kernel
 from benthic.kernels.row_linear import kernel as row_linear
+from benthic.kernels.norm_products.kernel import _norm_row_kernel, _norm_rows_kernel
 from benthic.kernels.query_rope.kernel import _query_rope_kernel
 from benthic.kernels.query_step.kernel import _query_step_kernel
 from benthic.kernels.silu_mul.kernel import _silu_mul_kernel
 
 LIMIT = 227 << 10
-INT32 = ("chosen_ptr", "order_ptr", "inverse_ptr", "items_ptr", "ends_ptr", "experts_ptr")
+INT32 = ("chosen_ptr", "order_ptr", "inverse_ptr", "places_ptr", "items_ptr", "ends_ptr", "experts_ptr")
 FLOAT32 = ("table_ptr", "logits_ptr", "bias_ptr", "weights_ptr", "scale_ptr", "key_scale_ptr", "scaled_ptr")
 TYPES = {**dict.fromkeys(INT32, "*i32"), **dict.fromkeys(FLOAT32, "*fp32"), "positions_ptr": "*i64",
          "slots_ptr": "*i64", "codes_ptr": "*fp8e4nv", "eps": "fp32", "scaling": "fp32",
@@ -33,6 +36,7 @@ TYPES = {**dict.fromkeys(INT32, "*i32"), **dict.fromkeys(FLOAT32, "*fp32"), "pos
 ALIGNED = "_ptr", "stride_x", "stride_w", "stride_e", "stride_d", "stride_t", "stride_h", "_dim"
 
 def build(fn, constants, types=(), warps=4, stages=3):
+    constants = constants | ({"PDL": True} if "PDL" in fn.arg_names else {})
     known = {**TYPES, **dict(types)}
     signature = {a: known.get(a, "*bf16" if a.endswith("_ptr") else "i32") for a in fn.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
@@ -57,7 +61,8 @@ for rows, warps in ((16, 4), (64, 4), (32, 8)):
     quantise = {**turn, "E": 128, "HALF": 32, "INTERLEAVED": warps == 8, "BLOCK_R": 64}
     build(_index_query_kernel, quantise, warps=warps)
 for fp8 in (False, True):
-    step = {**index, "H": 32, "HI": 32, "FP8": fp8, "ROWS": 16, "BLOCK_P": 32, "BLOCK_R": 64}
+    step = {**index, "H": 32, "HI": 32, "FP8": fp8, "ROWS": 16, "BLOCK_P": 32, "BLOCK_R": 64, "ABSORBING": 4,
+            "K": 128, "N": 512, "BLOCK_T": 16, "BLOCK_K": 128, "BLOCK_N": 128}
     del step["BLOCK_E"]
     build(_query_step_kernel, step, () if fp8 else {"codes_ptr": "*bf16"})
 build(_few_kernel, {"D": 7168, "BLOCK_T": 4, "BLOCK_D": 1024}, {"out_ptr": "*fp32"})
@@ -71,8 +76,8 @@ many = {"X": 257, "BLOCK_X": 512}
 for block in (256, 4096):
     build(sorting._sort_kernel, {**many, "BLOCK_P": block, "ROWS": 16, "BLOCK_I": 128}, warps=8)
 for n, d in ((1728, 2048), (65536, 2048)):
-    rows, depth, warps = row_linear.tiles(n, 2)
-    build(row_linear._row_kernel, {"N": n, "D": d, "ROWS": rows, "DEPTH": depth}, warps=warps)
+    rows, depth, warps = row_linear.tiles(2)
+    build(row_linear._row_kernel, {"N": n, "D": d, "ROWS": rows, "DEPTH": depth, "AHEAD": 2}, warps=warps)
 build(_silu_mul_kernel, {"BLOCK": 2048}, warps=8)
 plans = {plan_for(tokens, 9, 65, torch.bfloat16) for tokens in (4, 16, 64, 256, 512, 1024, 8192)}
 for plan in plans:
@@ -90,7 +95,17 @@ for plan in plans:
 up, down = plan_for(1, 9, 65, torch.bfloat16).single
 build(single._up_kernel, {"W": 1024, "D": 2048, "ROWS": up.rows, "DEPTH": up.depth}, warps=up.warps)
 build(single._down_kernel, {"W": 1024, "D": 2048, "K": 9, "ROWS": down.rows, "DEPTH": down.depth}, warps=down.warps)
-build(experts._sum_kernel, {"K": 9, "BLOCK_D": 1024}, {"partial_ptr": "*fp32"})
+for partial in ("*fp32", "*bf16"):
+    build(_sum_kernel, {"K": 9, "BLOCK_D": 1024}, {"partial_ptr": partial})
+    build(_sum_norm_kernel, {"K": 9, "D": 2048, "BLOCK_D": 2048}, {"partial_ptr": partial}, warps=8)
+products = {"narrow_out_ptr": "*fp32"}
+for n, m, rows in ((1728, 32, 4), (0, 64, 1)):
+    build(_norm_row_kernel, {"N": n, "M": m, "D": 2048, "ROWS": rows, "BLOCK_D": 2048}, products)
+build(_norm_rows_kernel, {"M": 64, "D": 2048, "BLOCK_T": 2, "BLOCK_O": 4, "BLOCK_D": 2048}, products)
+for k, n in ((128, 512), (512, 128)):
+    for tokens in (1, 16, 64):
+        shape = {"K": k, "N": n, "BLOCK_T": tokens, "BLOCK_K": k, "BLOCK_N": 16384 // k}
+        assert build(_head_kernel, shape).metadata.shared <= LIMIT
 build(experts._activate_kernel, {"BLOCK_W": 1024})
 print("built")
 """

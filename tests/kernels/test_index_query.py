@@ -110,9 +110,12 @@ def test_one_launch_turns_both(
     q = product[:, :width].unflatten(1, (heads, nope + rope_dim))
     expected_q = last_turned(q, table)
     expected = first_turned(product[:, width:].unflatten(1, (index_heads, size)), table, False)
+    keys = torch.randn(heads, nope, 40, device=DEVICE).to(dtype)
+    expected_latent = torch.einsum("thn,hnr->thr", q[..., :nope].double(), keys.double())
     shape = {"num_heads": heads, "head_dim": nope + rope_dim, "rope_dim": rope_dim}
-    result = run(product, weights, table, where(), **shape, interleaved=False, fp8=fp8)
+    *result, latent = run(product, weights, table, where(), **shape, interleaved=False, fp8=fp8, keys=keys)
     assert_close(q, expected_q, dtype)
+    assert_close(latent, expected_latent, dtype)
     check_queries(result, expected, weights, dtype, fp8)
 
 
@@ -126,7 +129,8 @@ def test_many_rows_take_other_tiles(fp8: bool, interleaved: bool, monkeypatch: p
     table = rope_table(16, device=DEVICE)
     expected_q, expected = last_turned(q, table), first_turned(queries, table, interleaved)
     shape = {"num_heads": 20, "head_dim": 24, "rope_dim": 16, "interleaved": interleaved}
-    result = query_step_triton(product, weights, table, where(), **shape, fp8=fp8)
+    *result, latent = query_step_triton(product, weights, table, where(), **shape, fp8=fp8)
+    assert latent is None
     assert_close(q, expected_q, torch.float32)
     check_queries(result, expected, weights, torch.float32, fp8)
 
@@ -142,7 +146,7 @@ def test_no_tokens_and_shapes_that_do_not_fit() -> None:
             codes, _ = run(q, weights, table, none, rope_dim=16, interleaved=True, fp8=fp8)
             assert codes.shape == q.shape
         for step in (query_step_triton, query_step_reference, query_step):
-            codes, _ = step(
+            codes, *_ = step(
                 torch.zeros(0, 128, device=DEVICE), weights, table, none, **shape, interleaved=True, fp8=fp8
             )
             assert codes.shape == q.shape

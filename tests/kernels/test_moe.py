@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from benthic.kernels.experts import experts, experts_reference
-from benthic.kernels.experts.kernel import experts_triton, sort_pairs
+from benthic.kernels.experts import experts, experts_before_sum, experts_reference, sum_norm, sum_norm_reference
+from benthic.kernels.experts.kernel import expert_parts, experts_triton, sort_pairs
+from benthic.kernels.experts.summing.kernel import sum_norm_triton
 from benthic.kernels.experts.tiles import ExpertPlan, ExpertTiles, plan_for
 from benthic.kernels.moe_route import moe_route, moe_route_reference
 from benthic.kernels.moe_route.kernel import moe_route_triton
@@ -147,6 +148,24 @@ def test_experts_agree_with_every_token_at_one_expert_and_larger_tiles() -> None
     assert returned.data_ptr() == out.data_ptr()
     assert_close(out, expected, torch.float32)
     assert_close(experts(x, chosen, weights, gate_up, down, out), expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("run", [sum_norm_triton, sum_norm_reference, sum_norm])
+def test_the_sum_of_experts_with_the_norm_behind_it(run: object, dtype: torch.dtype) -> None:
+    x, chosen, weights, gate_up, down = make_experts(5, 3, 6, 40, 24, dtype)
+    chosen[2, 1] = -1
+    norm = (torch.rand(40) + 0.5).to(DEVICE, dtype)
+    before = torch.randn(5, 40).to(DEVICE, dtype)
+    residual = before.clone()
+    normed = run(expert_parts(x, chosen, weights, gate_up, down), norm, 1e-5, residual)
+    total = before.double() + experts_reference(x, chosen, weights, gate_up, down).double()
+    assert_close(residual, total, dtype)
+    assert_close(normed, total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double(), dtype)
+    summed = experts_before_sum(x, chosen, weights, gate_up, down)
+    assert isinstance(summed, torch.Tensor) == (DEVICE.type == "cpu")
+    with pytest.raises(ValueError, match="sum_norm"):
+        sum_norm(expert_parts(x, chosen, weights, gate_up, down), norm, 1e-5, residual[:4])
 
 
 def test_experts_of_no_tokens_and_of_shapes_that_do_not_fit() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benthic.kernels.row_linear import kernel, row_linear, row_linear_reference
+from benthic.kernels.row_linear import row_linear, row_linear_reference
 from benthic.kernels.row_linear.kernel import row_linear_triton
 from tests.support.attention_cases import assert_close
 from tests.support.triton_interpreter import DEVICE
@@ -13,7 +13,6 @@ from tests.support.triton_interpreter import DEVICE
 RUNS = (row_linear_triton, row_linear_reference, row_linear)
 
 
-@pytest.mark.parametrize("small", [0, 4096])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("outputs", "size"), [(1, 16), (33, 100), (70, 2048)])
 @pytest.mark.parametrize("run", RUNS)
@@ -22,10 +21,7 @@ def test_products_are_right(
     outputs: int,
     size: int,
     dtype: torch.dtype,
-    small: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel, "_SMALL", small)  # programs of one row and of two
     x = torch.randn(3, size + 5, device=DEVICE).to(dtype)[1:2, :size]
     weight = (torch.randn(outputs, size, device=DEVICE) * size**-0.5).to(dtype)
     out = run(x, weight)

@@ -45,7 +45,11 @@ def test_queries_are_turned_and_weights_are_float32_products_with_the_factors_of
     heads = torch.cat((step.q_latent, step.q_rope), -1)
     product = torch.cat((heads.flatten(1), step.queries.flatten(1)), 1)
     metadata = attention.begin(step.batch)
-    selected = make_indexer(step, dtype).select(x, product, heads.shape[2], step.turn, step.batch, attention, metadata)
+    keys = torch.randn(heads.shape[1], step.q_latent.shape[2], 8)
+    selected, latent = make_indexer(step, dtype).select(
+        x, product, heads.shape[2], keys, step.turn, step.batch, attention, metadata
+    )
+    torch.testing.assert_close(latent, torch.bmm(step.q_latent.transpose(0, 1), keys).transpose(0, 1))
     queries, weights = attention.given
     assert weights.dtype == torch.float32
     head_weights = torch.randn(HEADS, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)

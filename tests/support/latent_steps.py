@@ -145,7 +145,7 @@ def turned(backend: LatentBackend, drawn: Drawn) -> tuple[torch.Tensor, torch.Te
     """What `turn_queries` makes of the step's index queries and weights."""
     heads = torch.cat((drawn.q_latent, drawn.q_rope), -1)
     product = torch.cat((heads.flatten(1), drawn.queries.flatten(1)), 1)
-    return backend.turn_queries(product, drawn.weights.clone(), heads.shape[2], True, drawn.turn)
+    return backend.turn_queries(product, drawn.weights.clone(), heads.shape[2], True, drawn.turn)[:2]
 
 
 def attend(

@@ -23,7 +23,7 @@ import torch
 from benthic.common.layout import ceil_div
 from benthic.forward import ForwardBatch
 from benthic.kernels.latent_step import IndexStep, latent_step
-from benthic.kernels.query_step import query_step
+from benthic.kernels.query_step import Turned, query_step
 
 SCALE_BLOCK = 128  # latents that share an fp8 scale
 
@@ -151,17 +151,24 @@ class LatentBackend(ABC):
         )  # fmt: skip
 
     def turn_queries(
-        self, product: torch.Tensor, weights: torch.Tensor, head_dim: int, interleaved: bool, turn: Turn
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        product: torch.Tensor,
+        weights: torch.Tensor,
+        head_dim: int,
+        interleaved: bool,
+        turn: Turn,
+        keys: torch.Tensor | None = None,
+    ) -> Turned:
         """Turn attention's queries, in place, and the indexer's: columns of product [T, H * (N + P) + I * E].
 
         weights float32 [T, I] have every constant factor in them (I^-0.5 and E^-0.5); `head_dim` is N + P. Returns
-        what `select` takes: index queries [T, I, E] (e4m3 where keys are) and weights (with the queries' scales).
+        what `select` takes: index queries [T, I, E] (e4m3 where keys are) and weights (with the queries' scales); and
+        with `keys` [H, N, R], which absorb a head's query, what `attend` takes.
         """
         assert self.spec.index is not None
         return query_step(
             product, weights, turn.table, turn.positions, num_heads=self.spec.num_heads, head_dim=head_dim,
-            rope_dim=self.spec.rope_dim, interleaved=interleaved, fp8=self.spec.index.fp8,
+            rope_dim=self.spec.rope_dim, interleaved=interleaved, fp8=self.spec.index.fp8, keys=keys,
         )  # fmt: skip
 
     @abstractmethod

@@ -20,17 +20,29 @@ class Indexer:
         self._head_weights = head_weights
         self._factor = (len(head_weights) * len(keys.weight)) ** -0.5
 
+    def narrow(self) -> tuple[torch.Tensor, float]:
+        """What its weights are made with: [I, D], and a factor."""
+        return self._head_weights, self._factor
+
     def select(
         self,
         x: torch.Tensor,
         product: torch.Tensor,
         head_dim: int,
+        keys: torch.Tensor,
         turn: Turn,
         batch: ForwardBatch,
         attention: LatentBackend,
         metadata: object,
-    ) -> torch.Tensor:
-        """int32 [T, K] for normalised x [T, D]; turns all queries of product [T, H * head_dim + I * E] in place."""
-        weights = narrow_linear(x, self._head_weights, self._factor)
-        queries, weights = attention.turn_queries(product, weights, head_dim, self.keys.interleaved, turn)
-        return attention.select(self.keys.ordinal, queries, weights, batch, metadata)
+        weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """int32 [T, K] for normalised x [T, D], and attention's queries [T, H, R], absorbed by `keys` [H, N, R].
+
+        Turns all queries of product [T, H * head_dim + I * E] in place. `weights` float32 [T, I], where they are made
+        already: the product of x with `narrow`.
+        """
+        if weights is None:
+            weights = narrow_linear(x, self._head_weights, self._factor)
+        turned = attention.turn_queries(product, weights, head_dim, self.keys.interleaved, turn, keys)
+        assert turned.latent is not None
+        return attention.select(self.keys.ordinal, turned.queries, turned.weights, batch, metadata), turned.latent

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from benthic.forward import ForwardBatch
-from benthic.kernels.experts import experts
+from benthic.kernels.experts import ExpertParts, experts, experts_before_sum
 from benthic.kernels.moe_route import moe_route
 from benthic.kernels.narrow_linear import narrow_linear
+from benthic.layers.entry import NOTHING, FirstProducts, Made
 from benthic.layers.linear_sum import sum_dtype
 from benthic.layers.mlp import GatedMLP
 from benthic.parallel.collectives import Collectives, padded_gather, padded_scatter
@@ -29,7 +30,7 @@ class MoE:
     of the stack, which then holds X + 1. With a `share` the stack holds this rank's routed experts alone.
     """
 
-    __slots__ = ("_bias", "_config", "_down", "_gate_up", "_router", "_share", "_shared")
+    __slots__ = ("_bias", "_config", "_down", "_gate_up", "_router", "_share", "_shared", "first")
 
     def __init__(
         self,
@@ -49,23 +50,27 @@ class MoE:
         self._down = down
         self._shared = shared
         self._share = share
+        self.first = FirstProducts(None, router) if share is None else None  # else rows come from other ranks too
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Rows [T, D] of the batch -> [T, D]. With a share every rank takes part, those without rows too.
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, made: Made = NOTHING) -> torch.Tensor | ExpertParts:
+        """Rows [T, D] of the batch -> [T, D], or its parts. With a share every rank takes part, those without rows too.
 
-        Rows behind those that `batch.ranks` counts are padding; what comes of them is finite and means nothing.
+        Rows behind those that `batch.ranks` counts are padding; what comes of them is finite and means nothing. `made`:
+        what there is of `first` already.
         """
+        if self._shared is None:
+            return experts_before_sum(x, *self._route(x, made.narrow), self._gate_up, self._down)
         if self._share is None:
-            out = experts(x, *self._route(x), self._gate_up, self._down)
+            out = experts(x, *self._route(x, made.narrow), self._gate_up, self._down)
         else:
             out = self._spread(x, batch, self._share)
-        return out if self._shared is None else out.add_(self._shared(x))
+        return out.add_(self._shared(x))
 
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of rows [n, D]: experts int32 [n, k] out of all ranks', and weights float32 [n, k]."""
+    def _route(self, x: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of rows [n, D], or their logits: experts int32 [n, k] out of all ranks', and weights float32 [n, k]."""
         config = self._config
         return moe_route(
-            narrow_linear(x, self._router),
+            narrow_linear(x, self._router) if logits is None else logits,
             self._bias,
             k=config.num_experts_per_token,
             num_groups=config.num_groups,

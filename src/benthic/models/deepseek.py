@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from benthic.attention.latent import LatentBackend, Turn
 from benthic.forward import ForwardBatch
+from benthic.kernels.experts import ExpertParts
+from benthic.layers.entry import enter
 from benthic.layers.linear import Linear
 from benthic.layers.mla import LatentAttention
 from benthic.layers.mlp import GatedMLP
@@ -55,14 +57,14 @@ class DeepseekModel:
         """Hidden states [T, D] after the final norm, model dtype; `metadata` is `attention.begin(batch)`. Writes KV."""
         residual = F.embedding(batch.input_ids, self._embedding)
         turn = Turn(table=self._rope_table, positions=batch.positions)
-        added: torch.Tensor | None = None  # what the last block made, not yet in the residual stream
+        added: torch.Tensor | ExpertParts | None = None  # what the last block made, not yet in the residual stream
         selected: torch.Tensor | None = None  # of the nearest indexing layer, for those above it that have none
         for index, layer in enumerate(self.layers):
-            norm = layer.attention_norm
-            normed = norm(residual) if added is None else norm.after_add(added, residual)
-            projected, selected = layer.attention(index, normed, turn, batch, attention, metadata, selected)
-            normed, mlp = layer.mlp_norm.after_add(projected, residual), layer.mlp
-            added = mlp(normed, batch) if isinstance(mlp, MoE) else mlp(normed)
+            x, residual, made = enter(layer.attention_norm, layer.attention.first, added, residual)
+            projected, selected = layer.attention(index, x, turn, batch, attention, metadata, selected, made)
+            mlp = layer.mlp
+            x, residual, made = enter(layer.mlp_norm, mlp.first if isinstance(mlp, MoE) else None, projected, residual)
+            added = mlp(x, batch, made) if isinstance(mlp, MoE) else mlp(x)
         return self._norm(residual) if added is None else self._norm.after_add(added, residual)
 
     @torch.inference_mode()

@@ -9,9 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.experts.parts import ExpertParts
 from benthic.kernels.experts.single.kernel import single_token
 from benthic.kernels.experts.sorting.kernel import sort_pairs
+from benthic.kernels.experts.summing.kernel import sum_parts
 from benthic.kernels.experts.tiles import ExpertPlan, ExpertTiles, plan_for
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 
@@ -25,9 +28,11 @@ def _item(items_ptr, item):
 def _up_kernel(
     x_ptr, gate_up_ptr, act_ptr, order_ptr, items_ptr, stride_x, stride_e, stride_w,
     W: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """act[pair] = silu(gate x) * up x for an item's pairs and COLUMNS / 2 of W; gate and up rows alternate."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     expert, first, count = _item(items_ptr, tl.program_id(1))
     if count == 0:
         return
@@ -61,9 +66,11 @@ def _up_kernel(
 def _down_kernel(
     act_ptr, down_ptr, partial_ptr, items_ptr, stride_e, stride_d,
     D: tl.constexpr, W: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """partial[pair] = down act[pair] for an item's pairs (sorted) and COLUMNS of D."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     expert, first, count = _item(items_ptr, tl.program_id(1))
     if count == 0:
         return
@@ -86,23 +93,6 @@ def _down_kernel(
         total = tl.dot(act, w, total, input_precision="ieee")
     target = partial_ptr + (first + row).to(tl.int64)[:, None] * D + out[None, :]
     tl.store(target, total.to(partial_ptr.dtype.element_ty), mask=valid[:, None] & (out < D)[None, :])
-
-
-@triton.jit
-def _sum_kernel(
-    partial_ptr, weights_ptr, inverse_ptr, out_ptr, D,
-    K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """out[token] = sum of its K partials times their weights, in the order of the columns; place -1: no partial."""
-    token = tl.program_id(0).to(tl.int64)
-    dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    total = tl.zeros((BLOCK_D,), tl.float32)
-    for j in tl.static_range(K):
-        weight = tl.load(weights_ptr + token * K + j)
-        pair = tl.load(inverse_ptr + token * K + j).to(tl.int64)  # pair * D passes 2**31
-        mask = (dims < D) & (pair >= 0)
-        total += weight * tl.load(partial_ptr + pair * D + dims, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * D + dims, total.to(out_ptr.dtype.element_ty), mask=dims < D)
 
 
 @triton.jit
@@ -131,27 +121,29 @@ def experts_triton(
     out = torch.empty((tokens, x.shape[1]), dtype=x.dtype, device=x.device) if out is None else out
     if tokens == 0:
         return out
-    assert x.stride(-1) == gate_up.stride(-1) == down.stride(-1) == 1, "last dimensions are contiguous"
-    assert chosen.is_contiguous()
-    assert weights.is_contiguous()
     plan = plan or plan_for(tokens, k, gate_up.shape[0], x.dtype)
-    if plan.grouped:
-        return _grouped(x, chosen, weights, gate_up, down, out)
     if plan.single is not None and tokens == 1:
         return single_token(x, chosen, weights, gate_up, down, out, plan.single)
-    return _own(x, chosen, weights, gate_up, down, out, plan)
+    return sum_parts(expert_parts(x, chosen, weights, gate_up, down, plan=plan), out)
 
 
-def _own(
+def expert_parts(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    out: torch.Tensor,
-    plan: ExpertPlan,
-) -> torch.Tensor:
+    *,
+    plan: ExpertPlan | None = None,
+) -> ExpertParts:
+    """`experts_triton` up to the sum."""
+    assert x.stride(-1) == gate_up.stride(-1) == down.stride(-1) == 1, "last dimensions are contiguous"
+    assert chosen.is_contiguous()
+    assert weights.is_contiguous()
     tokens, k = chosen.shape
+    plan = plan or plan_for(tokens, k, gate_up.shape[0], x.dtype)
+    if plan.grouped:
+        return _grouped(x, chosen, weights, gate_up, down)
     num_experts, size, width = down.shape
     order, inverse, items, _ = sort_pairs(chosen, num_experts, plan.rows)
     act = torch.empty((tokens * k, width), dtype=x.dtype, device=x.device)
@@ -160,8 +152,7 @@ def _own(
     partial_dtype = torch.float32 if plan.rows <= 32 else x.dtype
     partial = torch.empty((tokens * k, size), dtype=partial_dtype, device=x.device)
     launch_down(act, items, down, partial, plan.down)
-    _sum(partial, weights, inverse, out)
-    return out
+    return ExpertParts(partial, weights, inverse)
 
 
 def launch_up(
@@ -178,7 +169,7 @@ def launch_up(
     _up_kernel[(triton.cdiv(2 * width, tiles.columns), items.shape[0])](
         x, gate_up, act, order, items, x.stride(0), gate_up.stride(0), gate_up.stride(1),
         W=width, D=x.shape[1], K=k, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, **pdl(x.device),
     )  # fmt: skip
 
 
@@ -190,7 +181,7 @@ def launch_down(
     _down_kernel[(triton.cdiv(size, tiles.columns), items.shape[0])](
         act, down, partial, items, down.stride(0), down.stride(1),
         D=size, W=width, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, **pdl(act.device),
     )  # fmt: skip
 
 
@@ -200,8 +191,7 @@ def _grouped(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
+) -> ExpertParts:
     """Both products by torch._grouped_mm: bfloat16 on a GPU of compute capability 9 or more."""
     tokens, k = chosen.shape
     num_experts, _, width = down.shape
@@ -212,13 +202,4 @@ def _grouped(
     block = min(1024, next_power_of_two(width))
     _activate_kernel[(tokens * k, triton.cdiv(width, block))](both, act, width, BLOCK_W=block, num_warps=4)
     partial = torch._grouped_mm(act, down.transpose(1, 2), offs=ends)
-    _sum(partial, weights, inverse, out)
-    return out
-
-
-def _sum(partial: torch.Tensor, weights: torch.Tensor, inverse: torch.Tensor, out: torch.Tensor) -> None:
-    tokens, k = weights.shape
-    block = min(1024, next_power_of_two(out.shape[1]))
-    _sum_kernel[(tokens, triton.cdiv(out.shape[1], block))](
-        partial, weights, inverse, out, out.shape[1], K=k, BLOCK_D=block, num_warps=4
-    )
+    return ExpertParts(partial, weights, inverse)

@@ -2,6 +2,9 @@
 
 import torch
 
+from benthic.kernels.experts.parts import ExpertParts
+from benthic.kernels.rms_norm.reference import rms_norm_reference
+
 
 def experts_reference(
     x: torch.Tensor,
@@ -30,3 +33,11 @@ def experts_reference(
         start += size
     summed = torch.bmm(weights.unsqueeze(1), partial.view(tokens, k, x.shape[1]).float()).squeeze(1)
     return summed.to(x.dtype) if out is None else out.copy_(summed)
+
+
+def sum_norm_reference(parts: ExpertParts, weight: torch.Tensor, eps: float, residual: torch.Tensor) -> torch.Tensor:
+    """See `benthic.kernels.experts.sum_norm`."""
+    places = parts.places.view(parts.weights.shape).long()
+    partial = parts.partial.float()[places.clamp_min(0)] * (places >= 0).unsqueeze(-1)
+    summed = (partial * parts.weights.unsqueeze(-1)).sum(1)
+    return rms_norm_reference(summed.to(residual.dtype), weight, eps, residual)

@@ -41,7 +41,7 @@ def _plan(up: ExpertTiles, down: ExpertTiles, grouped: bool = False) -> ExpertPl
     return ExpertPlan(up.rows, up, down, grouped)
 
 
-_SINGLE = {2: (SingleTiles(4, 512, 2), SingleTiles(2, 1024, 2)), 4: (SingleTiles(8, 256, 4), SingleTiles(4, 512, 4))}
+_SINGLE = {2: (SingleTiles(4, 512, 2), SingleTiles(2, 512, 2)), 4: (SingleTiles(8, 256, 4), SingleTiles(4, 512, 4))}
 # (largest mean number of rows an expert, plan), by bytes of an element
 _PLANS: dict[int, tuple[tuple[float, ExpertPlan], ...]] = {
     2: (

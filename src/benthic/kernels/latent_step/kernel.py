@@ -8,6 +8,7 @@ from benthic.kernels.index_write.reference import index_views
 from benthic.kernels.latent_math.kernel import normed_row, write_index, write_latent
 from benthic.kernels.latent_records import SCALE_BLOCK, latent_parts
 from benthic.kernels.latent_step.reference import IndexStep
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 
@@ -19,8 +20,10 @@ def _latent_step_kernel(
     stride_key_page, stride_key_scale_page,
     PAGE_SIZE: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, E: tl.constexpr,
     INTERLEAVED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_E: tl.constexpr, FP8: tl.constexpr, INDEX_FP8: tl.constexpr,
+    BLOCK_E: tl.constexpr, FP8: tl.constexpr, INDEX_FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)  # token * stride passes 2**31 in long chunks of wide products
     part = tl.program_id(1)
     row = x_ptr + token * stride_x
@@ -89,5 +92,6 @@ def latent_step_triton(
         BLOCKS=next_power_of_two(-(-rank // SCALE_BLOCK)), BLOCK_P=next_power_of_two(rope_dim),
         BLOCK_E=next_power_of_two(size), FP8=latents.dtype == torch.uint8,
         INDEX_FP8=index is not None and index.keys.dtype == torch.uint8, num_warps=4,
+        **pdl(product.device),
     )  # fmt: skip
     return out

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 
@@ -33,16 +34,20 @@ def _moe_route_kernel(
     logits_ptr, bias_ptr, experts_ptr, weights_ptr, stride_t, scaling,
     X: tl.constexpr, G: tl.constexpr, TOPK_GROUPS: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64)
     SIZE: tl.constexpr = X // G
     group = tl.arange(0, BLOCK_G)[:, None]
     place = tl.arange(0, BLOCK_S)[None, :]
     index = group * SIZE + place
     mask = (group < G) & (place < SIZE)  # both are padded to powers of two
+    bias = tl.load(bias_ptr + index, mask=mask, other=0.0)
+    wait_for_previous(PDL)
     logits = tl.load(logits_ptr + token * stride_t + index, mask=mask, other=0.0)
     score = 1.0 / (1.0 + tl.exp(-logits))
-    choice = tl.where(mask, score + tl.load(bias_ptr + index, mask=mask, other=0.0), float("-inf"))
+    choice = tl.where(mask, score + bias, float("-inf"))
     if TOPK_GROUPS < G:
         is_open = _open_groups(choice, TOPK_GROUPS, G, BLOCK_G, BLOCK_S)
         choice = tl.where(is_open[:, None], choice, float("-inf"))
@@ -87,6 +92,6 @@ def moe_route_triton(
         logits, bias, experts, weights, logits.stride(0), scaling,
         X=num_experts, G=num_groups, TOPK_GROUPS=topk_groups, K=k, NORM=norm, SHARED=int(shared),
         BLOCK_G=next_power_of_two(num_groups), BLOCK_S=next_power_of_two(num_experts // num_groups),
-        BLOCK_K=next_power_of_two(k + shared), num_warps=1,
+        BLOCK_K=next_power_of_two(k + shared), num_warps=1, **pdl(logits.device),
     )  # fmt: skip
     return experts, weights

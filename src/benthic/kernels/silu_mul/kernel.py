@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 BLOCK = 2048  # of 8 warps: 16 bytes of either a thread
@@ -11,7 +12,9 @@ FEW_TOKENS, FEW_BLOCK = 64, 512
 
 
 @triton.jit
-def _silu_mul_kernel(both_ptr, out_ptr, stride, W, BLOCK: tl.constexpr):
+def _silu_mul_kernel(both_ptr, out_ptr, stride, W, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)  # token * stride passes 2**31 in long chunks of wide models
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = dims < W  # W need not be a multiple
@@ -30,6 +33,6 @@ def silu_mul_triton(both: torch.Tensor) -> torch.Tensor:
     assert both.stride(-1) == 1, "the last dimension is contiguous"
     block = min(FEW_BLOCK if tokens <= FEW_TOKENS else BLOCK, next_power_of_two(width))
     _silu_mul_kernel[(tokens, triton.cdiv(width, block))](
-        both, out, both.stride(0), width, BLOCK=block, num_warps=max(1, block // 256)
+        both, out, both.stride(0), width, BLOCK=block, num_warps=max(1, block // 256), **pdl(both.device)
     )
     return out

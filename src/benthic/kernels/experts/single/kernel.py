@@ -8,14 +8,17 @@ import triton
 import triton.language as tl
 
 from benthic.kernels.experts.tiles import SingleTiles
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 
 
 @triton.jit
 def _up_kernel(
     x_ptr, gate_up_ptr, act_ptr, chosen_ptr, stride_e, stride_w,
-    W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """act[j] = silu(gate x) * up x of ROWS rows of the j-th expert."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     expert = tl.load(chosen_ptr + tl.program_id(1)).to(tl.int64)  # expert * stride passes 2**31
     if expert < 0:
         return  # none: nobody reads its part of act
@@ -39,8 +42,11 @@ def _up_kernel(
 def _down_kernel(
     act_ptr, down_ptr, weights_ptr, out_ptr, chosen_ptr, stride_e, stride_d,
     D: tl.constexpr, W: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out = sum over the experts of weight * down act, of ROWS outputs."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, DEPTH)
     rows = down_ptr + tl.where(row < D, row, 0)[:, None] * stride_d + dims[None, :]
@@ -80,7 +86,7 @@ def launch_up(
     k, width = act.shape
     _up_kernel[(triton.cdiv(width, tiles.rows), k)](
         x, gate_up, act, chosen, gate_up.stride(0), gate_up.stride(1),
-        W=width, D=x.shape[1], ROWS=tiles.rows, DEPTH=tiles.depth, num_warps=tiles.warps,
+        W=width, D=x.shape[1], ROWS=tiles.rows, DEPTH=tiles.depth, num_warps=tiles.warps, **pdl(x.device),
     )  # fmt: skip
 
 
@@ -97,4 +103,5 @@ def launch_down(
     _down_kernel[(triton.cdiv(out.shape[1], tiles.rows),)](
         act, down, weights, out, chosen, down.stride(0), down.stride(1),
         D=out.shape[1], W=width, K=k, ROWS=tiles.rows, DEPTH=tiles.depth, num_warps=tiles.warps,
+        **pdl(act.device),
     )  # fmt: skip

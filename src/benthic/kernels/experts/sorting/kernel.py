@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benthic.kernels.pdl import launch_dependents, pdl, wait_for_previous
 from benthic.kernels.tiles import next_power_of_two
 
 BLOCK = 4096  # pairs that a program looks at together, at most
@@ -32,11 +33,14 @@ def _store_items(items_ptr, expert, first, count, item, last_item, ROWS: tl.cons
 def _sort_kernel(
     chosen_ptr, order_ptr, inverse_ptr, items_ptr, ends_ptr, pairs, num_items,
     X: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr, ROWS: tl.constexpr, BLOCK_I: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program e: the pairs of expert e in order of the pairs, and its items (expert, first pair, number of pairs).
 
     The last one also gives pairs of no expert the place -1, and the end of `order`, which none of them takes, zeros.
     """
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     expert = tl.program_id(0)
     lane = tl.arange(0, BLOCK_P)
     lower = tl.zeros((BLOCK_P,), tl.int32)
@@ -97,6 +101,6 @@ def sort_pairs(chosen: torch.Tensor, num_experts: int, rows: int) -> SortedPairs
     _sort_kernel[(num_experts,)](
         chosen, order, inverse, flat, ends, pairs, num_items,
         X=num_experts, BLOCK_P=block, BLOCK_X=next_power_of_two(num_experts + 1), ROWS=rows, BLOCK_I=128,
-        num_warps=8 if block >= 2048 else 4,
+        num_warps=8 if block >= 2048 else 4, **pdl(chosen.device),
     )  # fmt: skip
     return SortedPairs(order, inverse, flat.view(num_items, 3), ends)
